@@ -20,6 +20,7 @@ from benchmarks.engine import make
 from benchmarks.figures import add_json_option, write_figures
 from triptych.domain.architecture import DecoderArchitecture
 from triptych.domain.embedding import DType
+from triptych.domain.engine import EngineRequest
 from triptych.domain.profile import TABLES, Measured, Origin, Profile, ProfileIdentity
 from triptych.domain.sampling import SamplingParams
 from triptych.domain.stage import ModelPart, Stage
@@ -33,7 +34,6 @@ from triptych.families.model_files import ModelFiles
 from triptych.policy.calibration import Sample, calibrate, decoder_samples
 from triptych.policy.costs import Costs
 from triptych.policy.roofline import Target
-from triptych.ports import EngineRequest
 from triptych.runtime.catalogue import at_hand, load_catalogue
 
 MODELS = ("demo", "qwen2.5-50m")

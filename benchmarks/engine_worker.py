@@ -43,11 +43,11 @@ class Ours:
     ) -> None:
         import torch
 
+        from triptych.domain.engine import EngineRequest
         from triptych.domain.sampling import SamplingParams
         from triptych.engine.compute import ComputeOptions
         from triptych.engine.decoder.options import EngineOptions
         from triptych.engine.decoder.text_engine import TransformersTextEngine
-        from triptych.ports import EngineRequest
 
         self._request, self._sampling = EngineRequest, SamplingParams
         self._engine = TransformersTextEngine(

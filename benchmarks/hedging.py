@@ -21,7 +21,7 @@ from benchmarks import machine
 from benchmarks.figures import add_json_option, write_figures
 from tests.simulation.cluster import SimCluster, World, running
 from tests.simulation.workload import make_asks, play
-from triptych.machine.router.cluster import ClusterLimits
+from triptych.machine.router.cluster_limits import ClusterLimits
 from triptych.testing import virtual_time
 from triptych.workload.report import percentile
 
@@ -103,7 +103,7 @@ def run(pool: str, load: float, policy: str, settings: Settings) -> Row:
                 replies = await play(cluster.router, asks)
                 if pausing is not None:
                     pausing.cancel()
-            for node in cluster.encoders:
+            for node in cluster.processes.values():
                 node.go_on()
             for reply in replies:
                 reply.check_right()

@@ -29,6 +29,7 @@ from tests.simulation.cluster import MIB, Engines, SimCluster, World, running
 from triptych.domain.chat import ChatRequest, MediaPart, Message, Part, TextPart
 from triptych.domain.generation import TokenChunk
 from triptych.domain.media import Modality
+from triptych.domain.queue_position import AGEING_S, QueuePosition
 from triptych.domain.sampling import SamplingParams
 from triptych.domain.stage import Stage
 from triptych.engine.decoder.options import EngineOptions
@@ -42,7 +43,7 @@ from triptych.machine.encoder.batch_queue import BatchLimits
 from triptych.machine.router.attainment import WindowLimits
 from triptych.policy.costs import Costs
 from triptych.policy.policies import ORDERINGS, PolicyNames
-from triptych.policy.queueing import AGEING_FACTOR, AGEING_S, Turn, by_slo
+from triptych.policy.queueing import AGEING_FACTOR, by_slo
 from triptych.testing import virtual_time
 from triptych.testing.fakes import FAKE_MODEL
 from triptych.testing.media import png_outline
@@ -64,12 +65,14 @@ _SLO_FACTOR, _TIMEOUT_S = 5.0, 600.0
 SYSTEMS = E_PD, EPD = ("E+PD", "EPD")
 
 
-def patient(*, priority: int, deadline_s: float, arrived_s: float, arrival: int, due_s: float, needs_s: float) -> Turn:
+def patient(
+    *, priority: int, deadline_s: float, arrived_s: float, arrival: int, due_s: float, needs_s: float
+) -> QueuePosition:
     """A late request waits longer: for four times its objective."""
-    turn = by_slo(
+    queue_position = by_slo(
         priority=priority, deadline_s=deadline_s, arrived_s=arrived_s, arrival=arrival, due_s=due_s, needs_s=needs_s
     )
-    return turn._replace(aged_s=arrived_s + min(AGEING_S, AGEING_FACTOR * (due_s - arrived_s)))
+    return queue_position._replace(aged_s=arrived_s + min(AGEING_S, AGEING_FACTOR * (due_s - arrived_s)))
 
 
 ORDERS = ("first-come", "patient", "slo")

@@ -21,13 +21,13 @@ import torch
 from benchmarks import ending, machine
 from benchmarks.engine import SHAPES, Target, make
 from benchmarks.figures import add_json_option, write_figures
+from triptych.domain.engine import EngineRequest
 from triptych.domain.sampling import SamplingParams
 from triptych.engine.compute import ComputeOptions
 from triptych.engine.decoder import setup
 from triptych.engine.decoder.options import EngineOptions
 from triptych.engine.decoder.paged_attention import has_paged_kernel
 from triptych.engine.decoder.text_engine import TransformersTextEngine
-from triptych.ports import EngineRequest
 
 KINDS = ("ours", "compiled", "eager", "gathered")
 CONTEXT_TOKENS = 256

@@ -21,13 +21,13 @@ from pathlib import Path
 from benchmarks import ending, machine
 from benchmarks.engine import make
 from benchmarks.figures import add_json_option, write_figures
+from triptych.domain.engine import EngineRequest
+from triptych.domain.queue_position import QueuePosition
 from triptych.domain.sampling import SamplingParams
 from triptych.engine.compute import ComputeOptions
 from triptych.engine.decoder.options import EngineOptions
 from triptych.engine.decoder.setup import KvOptions
 from triptych.engine.decoder.text_engine import TransformersTextEngine
-from triptych.policy.queueing import Turn
-from triptych.ports import EngineRequest
 
 LAYOUTS = {"contiguous": KvOptions(16, contiguous=True), "scattered": KvOptions(16, contiguous=False)}
 LENGTHS = (16, 64, 256, 900)
@@ -87,9 +87,13 @@ def engine_of(
     )
 
 
-def request(name: str, prompt: tuple[int, ...], answer_tokens: int, turn: Turn) -> EngineRequest:
+def request(name: str, prompt: tuple[int, ...], answer_tokens: int, queue_position: QueuePosition) -> EngineRequest:
     return EngineRequest(
-        name, prompt, (), SamplingParams(temperature=0, max_tokens=answer_tokens, ignore_eos=True, seed=0), turn=turn
+        name,
+        prompt,
+        (),
+        SamplingParams(temperature=0, max_tokens=answer_tokens, ignore_eos=True, seed=0),
+        queue_position=queue_position,
     )
 
 
@@ -103,7 +107,7 @@ def lengths(model: str, directory: Path, prompts: Prompts, rounds: int) -> Itera
             computed_s: list[float] = []
             for _ in range(rounds):
                 copied_s.append(mover.round_trip_s(tokens))
-                engine.add(request("one", prompts.of(tokens), 1, Turn(0, 0.0, 0)))
+                engine.add(request("one", prompts.of(tokens), 1, QueuePosition(0, 0.0, 0)))
                 began_s = time.process_time()
                 step(engine, {})
                 computed_s.append(time.process_time() - began_s)
@@ -122,7 +126,7 @@ def pressure(model: str, directory: Path, prompts: Prompts, rounds: int) -> Iter
     slot_nbytes = (256 << 20) // engine_of(directory, kv).kv_tokens
     for tokens in PROMPTS:
         requests = [
-            request(str(at), prompts.of(tokens), ANSWER_TOKENS, Turn(int(at < REQUESTS // 2), 0.0, at))
+            request(str(at), prompts.of(tokens), ANSWER_TOKENS, QueuePosition(int(at < REQUESTS // 2), 0.0, at))
             for at in range(REQUESTS)
         ]
         kv_bytes = REQUESTS // 2 * (tokens + ANSWER_TOKENS // 4) * slot_nbytes

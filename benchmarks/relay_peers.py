@@ -8,16 +8,15 @@ with their tickets, and forwards each event. Same calls, same messages, no decis
 """
 
 import asyncio
-import random
 import secrets
 import sys
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import grpc.aio
 import uvloop
@@ -26,29 +25,33 @@ from benchmarks import identity
 from triptych.demo import MODEL_DIR
 from triptych.domain.embedding import EMBEDS, DType, LeaseId, TensorSpec, Ticket, payload_nbytes
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
+from triptych.domain.engine import EngineOutput, EngineRequest
 from triptych.domain.generation import Placement
-from triptych.domain.instance import InstanceInfo, InstanceLoad, StageLoad
+from triptych.domain.instance import InstanceInfo, InstanceLoad, ServedPart, StageLoad
 from triptych.domain.limits import MAX_MESSAGE_NBYTES
-from triptych.domain.stage import Role, Stage
+from triptych.domain.profile import ProfileIdentity
+from triptych.domain.queue_position import QueuePosition
+from triptych.domain.stage import ModelPart, Role, Stage
+from triptych.errors import TransferFailed
 from triptych.families.model_files import ModelFiles
 from triptych.families.registry import load_family
-from triptych.policy.queueing import Turn
-from triptych.ports import EngineOutput, EngineRequest
+from triptych.ports import HolderStub
 from triptych.rpc import limits
 from triptych.rpc.encoder import EncoderServicer
 from triptych.rpc.instance import InstanceServicer
 from triptych.rpc.server import RpcServer
-from triptych.runtime.clock import monotonic
-from triptych.runtime.offload import ThreadOffload
-from triptych.runtime.tasks import TaskScope
 from triptych.runtime.tls import TlsIdentity
-from triptych.services.text.service import TextService
+from triptych.runtime.world import real_world
+from triptych.services.text.build import build
+from triptych.services.text.service import LoadedText
 from triptych.services.text.servicer import TextServicer
 from triptych.services.text.settings import TextSettings
 from triptych.testing.fakes import FAKE_MODEL, FAKE_PLACEHOLDER_ID, FakeTextEngine
 from triptych.tokens.detokenize import IncrementalDetokenizer
 from triptych.tokens.grammar import Grammars
 from triptych.tokens.tokenizer import Tokenizer
+from triptych.transport.data_plane import MemoryDataPlane
+from triptych.transport.memory import MemoryNetwork
 from triptych.transport.receiver import Arrived, TensorReceiver
 from triptych.v1 import common_pb2, encoder_pb2, encoder_pb2_grpc, router_pb2, router_pb2_grpc, text_pb2, text_pb2_grpc
 
@@ -121,23 +124,16 @@ class TicketPrinter:
             await asyncio.sleep(_REPORT_S)
 
 
-class NothingToPull:
-    """Replaces the text service's receiver."""
+async def _acquire_nothing(
+    self: TensorReceiver, job_id: str, placements: Sequence[Placement], queue_position: QueuePosition
+) -> Arrived:
+    """In place of ``TensorReceiver.acquire``: the tickets are made up."""
+    del self, job_id, placements, queue_position
+    return Arrived((), ())
 
-    def __init__(self) -> None:
-        self.cache = SimpleNamespace(capacity_bytes=_ARENA_BYTES)
-        self.arena = SimpleNamespace(instance_id="text-1", epoch=1)
-        self.releases = SimpleNamespace(add=lambda _: None)
 
-    async def acquire(self, job_id: str, placements: Sequence[Placement], turn: Turn) -> Arrived:
-        del job_id, placements, turn
-        return Arrived((), ())
-
-    def leave(self, job_id: str) -> None: ...
-
-    def copies_gone(self, job_id: str) -> None: ...
-
-    async def tick(self) -> None: ...
+def _nobody(address: str) -> HolderStub:
+    raise TransferFailed(address)
 
 
 class Relay(router_pb2_grpc.RouterServicer):
@@ -230,21 +226,21 @@ async def serve_peers(
         tokenizer = Tokenizer.load(files)
         # The router builds the demo model's prompts, the relay and the direct client those of the fake model.
         placeholder_ids = frozenset({FAKE_PLACEHOLDER_ID, *load_family(files).placeholder_ids})
-        scope = await stack.enter_async_context(TaskScope("peers"))
-        text = TextService(
-            FixedLengthEngine(range(60, 90), max_running=256, step_s=step_s, placeholder_ids=placeholder_ids),
-            cast("TensorReceiver", NothingToPull()),
-            TextSettings(model=Path(), stream_interval_s=stream_interval_s),
-            offers=lambda: (),
-            new_detokenizer=lambda: IncrementalDetokenizer(tokenizer),
-            new_grammar=Grammars(tokenizer).start,
-            scope=scope,
-            offload=ThreadOffload(1, name="offload"),
-            engine_thread=ThreadOffload(1, name="engine"),
-            rng=random.Random(0),
-            clock=monotonic,
+        world = await stack.enter_async_context(real_world("peers", "text-1", 1))
+        engine = FixedLengthEngine(range(60, 90), max_running=256, step_s=step_s, placeholder_ids=placeholder_ids)
+        stages = frozenset({Stage.PREFILL, Stage.DECODE})
+        part = ServedPart(ProfileIdentity(ModelPart.DECODER, "0" * 64, stages, "fake", FAKE_MODEL.dtype), 256)
+        loaded = LoadedText(
+            engine,
+            part,
+            world.threads(1, name="engine"),
+            partial(IncrementalDetokenizer, tokenizer),
+            Grammars(tokenizer).start,
         )
-        text.start()
+        settings = TextSettings(model=Path(), stream_interval_s=stream_interval_s, kv_arena_bytes=0)
+        data_plane = MemoryDataPlane(MemoryNetwork(), _nobody)
+        setattr(TensorReceiver, "acquire", _acquire_nothing)  # noqa: B010 - for the type checker
+        text = (await stack.enter_async_context(build(settings, world, data_plane, loaded))).text
         await stack.enter_async_context(_server(text_port, TextServicer(text), InstanceServicer(text)))
         if secured is not None:
             servers = (TextServicer(text), InstanceServicer(text))

@@ -46,8 +46,9 @@ from triptych.domain.profile import (
     TransferRow,
 )
 from triptych.domain.stage import ModelPart, Role, Stage
-from triptych.machine.router.cluster import ClusterLimits, ClusterMachine
+from triptych.machine.router.cluster import ClusterMachine
 from triptych.machine.router.cluster_events import ClusterEvent, ClusterTick, InstanceSeen, LoadReported, MemberJoined
+from triptych.machine.router.cluster_limits import ClusterLimits
 from triptych.machine.router.request import RequestLimits, RequestMachine
 from triptych.machine.router.request_events import (
     Encode,
@@ -178,7 +179,7 @@ class Driver:
         self._to_both(request, FirstToken(generate.credit))
         self._to_request(request, TextReported(generate.credit, _DONE))
         self._to_cluster(request, CreditReturned(generate.credit))
-        assert request.phase.over
+        assert request.phase.has_ended
         assert self._cluster.outstanding == 0
 
     def _to_both(self, request: RequestMachine, event: ItemEncoded | FirstToken) -> Encode | Generate | None:

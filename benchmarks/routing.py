@@ -38,7 +38,8 @@ from tests.simulation.workload import Ask
 from triptych import ports
 from triptych.domain.generation import ChatFinished, TokenChunk
 from triptych.errors import TriptychError
-from triptych.machine.router.cluster import ClusterLimits, ClusterMachine
+from triptych.machine.router.cluster import ClusterMachine
+from triptych.machine.router.cluster_limits import ClusterLimits
 from triptych.machine.router.request import RequestMachine
 from triptych.machine.text.tensor_cache import CacheLimits
 from triptych.policy.admission import ServerBounds

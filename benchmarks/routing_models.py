@@ -22,6 +22,7 @@ from tests.simulation.cluster import Engines
 from tests.simulation.workload import Ask
 from triptych.domain.chat import ChatRequest, MediaPart, Message, Part, TextPart
 from triptych.domain.embedding import DType, embedding_tokens
+from triptych.domain.engine import EngineRequest
 from triptych.domain.media import MediaInfo, Modality
 from triptych.domain.profile import EncodeRow, Measured, Origin, PrepareRow, Profile, ProfileIdentity
 from triptych.domain.sampling import SamplingParams
@@ -35,7 +36,6 @@ from triptych.policy.batching import largest_within
 from triptych.policy.costs import Costs
 from triptych.policy.iteration import ImageBudget
 from triptych.policy.pool_facts import Profiles, isolated
-from triptych.ports import EngineRequest
 from triptych.testing.fakes import FAKE_MODEL, FAKE_PLACEHOLDER_ID
 from triptych.testing.media import png_outline
 from triptych.testing.model import WORDS, FakeFamily

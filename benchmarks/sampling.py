@@ -21,13 +21,13 @@ from benchmarks import ending, machine
 from benchmarks.engine import make
 from benchmarks.figures import add_json_option, write_figures
 from tests.unit.engine.decoder.reference_sampling import Sampler
+from triptych.domain.engine import EngineRequest
 from triptych.domain.sampling import SamplingParams
 from triptych.engine.compute import ComputeOptions
 from triptych.engine.decoder import text_engine
 from triptych.engine.decoder.options import EngineOptions
 from triptych.engine.decoder.sampling import Sampled, sample
 from triptych.engine.decoder.sequence import EngineSequence
-from triptych.ports import EngineRequest
 
 ROWS = 32
 PROMPT_TOKENS = 16
@@ -90,7 +90,7 @@ def measure(model: str, steps: int) -> Iterator[Figures]:
             for row in range(ROWS):
                 prompt = tuple(8 + (31 * row + 7 * at) % (vocabulary - 8) for at in range(PROMPT_TOKENS))
                 engine.add(EngineRequest(f"{case}/{row}", prompt, (), sampling))
-            while engine.prefill_turn is not None:
+            while engine.prefill_queue_position is not None:
                 engine.step()
             yield Figures(model, case, *(1e3 * statistics.median(some) for some in _times(engine, steps)))
             for row in range(ROWS):

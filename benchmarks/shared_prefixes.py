@@ -84,7 +84,7 @@ class Row:
 
 def pull_byte_s(shape: Shape) -> float:
     """The engines' keys and values are small, and their bytes as slow."""
-    position_nbytes = _text_engine().kv_kind.position_nbytes
+    position_nbytes = _text_engine().kv.kind.position_nbytes
     return _TOKEN_NBYTES / (shape.link_gb_per_s * 1e9) / position_nbytes
 
 

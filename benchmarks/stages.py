@@ -29,7 +29,6 @@ from typing import Any
 import torch
 import transformers as untyped_transformers
 from PIL import Image
-from triptych.services.text.text_part import open_text
 
 from benchmarks import ending, machine
 from benchmarks.figures import add_json_option, write_figures
@@ -44,12 +43,15 @@ from triptych.engine.decoder.text_engine import TransformersTextEngine
 from triptych.engine.encoder import TransformersEncoderEngine
 from triptych.engine.timing import fastest_s
 from triptych.media.sniff import MediaLimits, inspect_media
-from triptych.rpc.identity import InstanceIdentity
-from triptych.runtime.offload import ThreadOffload
-from triptych.services.encoder import app as encoder_app
+from triptych.rpc.data_plane import ProcessDataPlane
+from triptych.runtime.world import real_world
+from triptych.services.encoder import engines as encoder_engines
+from triptych.services.encoder.build import build as build_encoder
 from triptych.services.encoder.service import EncoderService
 from triptych.services.encoder.settings import EncoderSettings
+from triptych.services.text import engines as text_engines
 from triptych.services.text.app import app as text_app
+from triptych.services.text.build import build
 from triptych.services.text.service import TextService
 from triptych.services.text.settings import TextSettings
 from triptych.transport.options import TransferOptions
@@ -152,26 +154,26 @@ async def in_turns(settings: TextSettings) -> AsyncGenerator[tuple[TextService, 
 @asynccontextmanager
 async def side_by_side(settings: TextSettings) -> AsyncGenerator[tuple[TextService, EncoderService[Any]]]:
     """Both services over one thread, each with its own loop."""
-    compute = ThreadOffload(1, name="engine")
     encoder_settings = EncoderSettings(
         model=settings.model, model_id=settings.model_id, transfers=TransferOptions(("shm",))
     )
+    text_settings = settings.model_copy(update={"role": Role.PD})
     checkpoint = open_checkpoint(settings.model)
     async with AsyncExitStack() as stack:
-        stack.callback(compute.close)
-        encoder = await stack.enter_async_context(
-            encoder_app.opened(
-                encoder_settings,
-                InstanceIdentity.new("encoder", encoder_settings, None),
-                checkpoint,
-                compute=compute,
-            )
+        world = await stack.enter_async_context(real_world("stages", "both", 1))
+        compute = world.threads(1, name="engine")
+        encoder_settings, encoder_engine = await stack.enter_async_context(
+            encoder_engines.loaded(encoder_settings, world, checkpoint, compute=compute)
         )
-        encoder.service.start()
-        text_settings = settings.model_copy(update={"role": Role.PD})
-        identity = InstanceIdentity.new("text", text_settings, None)
-        text = await stack.enter_async_context(open_text(text_settings, identity, checkpoint, thread=compute))
-        yield text.service, encoder.service
+        text_engine = await stack.enter_async_context(
+            text_engines.loaded(text_settings, checkpoint, thread=compute, can_unload=False)
+        )
+        data_plane = ProcessDataPlane(settings.transfers, settings.host, None, beyond_loopback=False)
+        encoder = await stack.enter_async_context(
+            build_encoder(encoder_settings, replace(world, name="encoder"), data_plane, encoder_engine)
+        )
+        text = await stack.enter_async_context(build(text_settings, world, data_plane, text_engine))
+        yield text.text, encoder.service
 
 
 class Play:

@@ -19,12 +19,12 @@ from benchmarks import ending, machine, random_llava
 from benchmarks.engine import make
 from benchmarks.figures import Quartiles, add_json_option, quartiles, shown, write_figures
 from benchmarks.random_qwen import Shape
+from triptych.domain.engine import EngineOutput, EngineRequest
+from triptych.domain.queue_position import QueuePosition
 from triptych.domain.sampling import SamplingParams
 from triptych.engine.compute import ComputeOptions
 from triptych.engine.decoder.options import EngineOptions
 from triptych.engine.decoder.text_engine import TransformersTextEngine
-from triptych.policy.queueing import Turn
-from triptych.ports import EngineOutput, EngineRequest
 
 MODELS = {"demo": 900, "qwen2.5-50m": 1000, "llava-160m": 2000}
 """Tokens of the long prompt."""
@@ -107,7 +107,7 @@ class Engine:
                 (),
                 sampling,
                 tenant_salt=number.to_bytes(8, "big"),
-                turn=Turn(0, due_s, number),
+                queue_position=QueuePosition(0, due_s, number),
             )
         )
         return str(number)

@@ -18,15 +18,14 @@ import uvloop
 from benchmarks import ending
 from benchmarks.talking_child import talking_child
 from triptych.cli import ports
+from triptych.domain.engine import EngineOutput
 from triptych.domain.stage import Role
 from triptych.engine.compute import ComputeOptions
 from triptych.engine.decoder import text_engine
 from triptych.engine.decoder.options import EngineOptions
-from triptych.ports import EngineOutput
 from triptych.rpc.stubs import InstanceStub
 from triptych.runtime.clock import monotonic
-from triptych.services.text import text_part
-from triptych.services.text.app import app
+from triptych.services.text import app as text_app
 from triptych.services.text.record import TextRecord
 from triptych.services.text.settings import TextSettings
 
@@ -119,7 +118,7 @@ async def timed(options: Options) -> AsyncIterator[Timed]:
 
 async def _serve(options: Options) -> None:
     """Print the port; then answer each line with what happened since the last."""
-    async with app(options.settings) as running:
+    async with text_app.app(options.settings) as running:
         print(json.dumps(running.port), flush=True)
         while await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline):
             told, _happened[:] = list(_happened), []
@@ -133,7 +132,7 @@ def main() -> None:
     said = json.loads(parser.parse_args().options)
     for owner, name, instead in (
         (text_engine, "TransformersTextEngine", _TimedEngine),
-        (text_part, "TextRecord", _TimedRecord),
+        (text_app, "TextRecord", _TimedRecord),
     ):
         assert hasattr(owner, name), name
         setattr(owner, name, instead)

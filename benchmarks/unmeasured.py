@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import triptych.services.router.app
 from triptych.runtime import metrics
+from triptych.services.router.record import NO_RECORD
 
 
 class _Nothing:
@@ -49,7 +50,7 @@ class _NoMetrics(metrics.Metrics):
 def main() -> None:
     replaced: dict[tuple[Any, str], Any] = {
         (metrics, "Metrics"): _NoMetrics,
-        (triptych.services.router.app, "RouterRecord"): lambda _: None,
+        (triptych.services.router.app, "RouterRecord"): lambda _: NO_RECORD,
     }
     for (owner, name), value in replaced.items():
         assert hasattr(owner, name), name

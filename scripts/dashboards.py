@@ -532,11 +532,11 @@ def pools() -> schema.Dashboard:
                     },
                 ),
                 graph(
-                    "Handed over",
+                    "Transferred",
                     "Answers per second that go on at another instance, by why.",
                     "ops",
                     {
-                        why: per_s("triptych_kv_hand_overs_total", f'why="{why}"') + " or vector(0)"
+                        why: per_s("triptych_kv_transfers_total", f'why="{why}"') + " or vector(0)"
                         for why in ("asked", "switch", "drain", "held_up")
                     },
                     stacked=True,

@@ -31,9 +31,9 @@ class Table:
     summed: bool = False
 
 
-INTRODUCTION = """What each recorded run measured, with which command, on which machine, and its main figures. `--json FILE` writes a file.
-Figures without a file are in [unrecorded.md](unrecorded.md). What they mean is in [docs/performance.md](../../docs/performance.md), and for the
-engines in [docs/engine.md](../../docs/engine.md)."""
+INTRODUCTION = """What each recorded run measured, and its main figures. `python -m benchmarks.NAME ARGUMENTS --json FILE` writes a file; NAME is the heading, unless the section names a command.
+`amd-epyc` and `intel-xeon` in a file's name are virtual machines with two cores. What is in virtual time is equal on any machine. Figures without a file are in [unrecorded.md](unrecorded.md).
+[performance.md](../../docs/performance.md) says what they mean, [engine.md](../../docs/engine.md) for the engines."""
 
 
 def page() -> str:
@@ -52,12 +52,12 @@ def page() -> str:
 def shown_section(name: str, section: Mapping[str, Any]) -> Iterator[str]:
     yield f"## {name}"
     yield f"{section.get('title') or first_line(name)} {section.get('about', '')}".strip()
-    command = section.get("command") or f"python -m benchmarks.{name}"
+    if command := section.get("command", ""):
+        yield f"`{command}`"
     for file, arguments in section["files"].items():
         figures = json.loads((RESULTS / f"{file}.json").read_text())
-        facts = [machine(figures.get("machine")), section.get("notes", {}).get(file, "")]
-        known = "".join(f", {fact}" for fact in facts if fact)
-        yield f"[{file}.json]({file}.json){known}: `{f'{command} {arguments}'.strip()}`"
+        about = section.get("notes", {}).get(file, ""), f"`{arguments}`" if arguments else ""
+        yield f"[{file}.json]({file}.json)" + "".join(f", {fact}" for fact in about if fact)
         for table in section.get("tables", ()):
             if lines := shown_table(Table(**table), figures):
                 yield "\n".join(lines)
@@ -66,13 +66,6 @@ def shown_section(name: str, section: Mapping[str, Any]) -> Iterator[str]:
 def first_line(benchmark: str) -> str:
     tree = ast.parse((ROOT / "benchmarks" / f"{benchmark}.py").read_text())
     return (ast.get_docstring(tree) or "").split("\n", 1)[0].replace("``", "`")
-
-
-def machine(described: Mapping[str, str] | None) -> str:
-    if described is None:
-        return ""
-    processor = described.get("gpus") or described["cpu"].replace("(R)", "").replace(" Processor", "")
-    return f"{processor}, {described['cores']} cores"
 
 
 def shown_table(table: Table, figures: Row) -> list[str]:

@@ -17,6 +17,7 @@ import hypothesis
 import psutil
 import pytest
 
+from tests.examples import ALL
 from triptych.cli import ports
 
 # Without a GPU its kernels are interpreted. Read when triton is imported, which other conftests do.
@@ -24,8 +25,9 @@ if not Path("/proc/driver/nvidia").exists():
     os.environ["TRITON_INTERPRET"] = "1"  # noqa: TID251
 
 # Examples are the same on every run, so that a failure is reproducible on every machine;
-# --hypothesis-profile=explore tries other examples.
-hypothesis.settings.register_profile("ci", derandomize=True, database=None, deadline=None)
+# --hypothesis-profile=explore tries other examples. `make check` tries a fifth of them, `make test` all.
+hypothesis.settings.register_profile("ci", max_examples=ALL, derandomize=True, database=None, deadline=None)
+hypothesis.settings.register_profile("check", hypothesis.settings.get_profile("ci"), max_examples=ALL // 5)
 hypothesis.settings.register_profile("explore", max_examples=2000, database=None, deadline=None, print_blob=True)
 hypothesis.settings.load_profile("ci")
 

@@ -16,8 +16,6 @@ from random import Random
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 
 HELDOUT_SIZE = 360
 SPLIT_SEED = 0
@@ -42,6 +40,9 @@ class Digits:
 @cache
 def load() -> Digits:
     """Load the digits and split them, stratified by label; the same split on every call and machine."""
+    from sklearn.datasets import load_digits  # half a second, which those who only draw do not need
+    from sklearn.model_selection import train_test_split
+
     flat, labels = load_digits(return_X_y=True)
     pixels = (flat.reshape(-1, 8, 8) * 255 / 16).astype(np.uint8)
     train, heldout = train_test_split(

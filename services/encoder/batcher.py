@@ -13,6 +13,7 @@ from typing import Generic
 
 from triptych.domain.embedding import Tensor, embedding_tokens
 from triptych.domain.encoding import EncodeRequest, EncodeResult
+from triptych.domain.queue_position import QueuePosition
 from triptych.errors import (
     DeadlineExceeded,
     InstanceLost,
@@ -27,7 +28,6 @@ from triptych.machine.arena.arena_events import Slot
 from triptych.machine.arena.published import PublishedContents
 from triptych.machine.encoder import batch_queue
 from triptych.policy.iteration import ImageBudget
-from triptych.policy.queueing import Turn
 from triptych.ports import Clock, EncoderEngine, Offload, PreparedT
 from triptych.runtime.offload import Stop
 from triptych.runtime.tasks import TaskScope
@@ -67,7 +67,7 @@ class _Flight(Generic[PreparedT]):
 
 
 class Batcher(Generic[PreparedT]):
-    """Owns the encoder engine. Either start ``run`` once, or call ``turn`` from another loop."""
+    """Owns the encoder engine. Either start ``run`` once, or call ``encode_batch`` from another loop."""
 
     def __init__(
         self,
@@ -132,12 +132,12 @@ class Batcher(Generic[PreparedT]):
                 waiter.resolve(error)
 
     async def run(self) -> None:
-        """Encode batches until cancelled, if no other loop calls ``turn``. Raises InstanceLost as ``turn``."""
+        """Encode batches until cancelled, if no other loop calls ``encode_batch``. Raises InstanceLost as ``encode_batch``."""
         ready = asyncio.Event()
         self.when_ready(ready.set)
         while True:
             ready.clear()
-            if not await self.turn():
+            if not await self.encode_batch():
                 await ready.wait()
 
     @property
@@ -146,15 +146,15 @@ class Batcher(Generic[PreparedT]):
         return self.queue.waiting_since_s
 
     @property
-    def first_turn(self) -> Turn | None:
+    def first_queue_position(self) -> QueuePosition | None:
         """Of the prepared item that is encoded next; None if there is none."""
-        return self.queue.first_turn(self._clock())
+        return self.queue.first_queue_position(self._clock())
 
     def when_ready(self, wake: Callable[[], None]) -> None:
         """Call ``wake`` whenever another item is ready to be encoded."""
         self._on_ready = wake
 
-    async def turn(self, budget: ImageBudget | None = None) -> bool:
+    async def encode_batch(self, budget: ImageBudget | None = None) -> bool:
         """Encode one batch within ``budget``. Returns whether there was one. Not reentrant.
 
         Raises InstanceLost when the engine cannot go on. The batch's items have failed with it, the others with Unavailable.
@@ -201,11 +201,11 @@ class Batcher(Generic[PreparedT]):
             match effect:
                 case batch_queue.StartPreparing(key):
                     self._scope.spawn(self._prepare(self._flights[key]), name="prepare")
-                case batch_queue.Encode(keys):
+                case batch_queue.EncodeBatch(keys):
                     batch = [self._flights[key] for key in keys]
                 case batch_queue.Drop():
                     self._drop(effect)
-                case batch_queue.Refuse(key, fits, reason):
+                case batch_queue.RefuseCaller(key, fits, reason):
                     del self._flights[key]
                     raise Overloaded(reason) if fits else InvalidMedia(reason)
         return batch
@@ -223,7 +223,7 @@ class Batcher(Generic[PreparedT]):
             return
         if not flight.waiters:
             flight.unwanted.stop()
-        self._handle(batch_queue.Leave(key, waiter_id))
+        self._handle(batch_queue.CallerLeft(key, waiter_id))
         self._on_change()
 
     # --- preparing ---------------------------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ class Batcher(Generic[PreparedT]):
             self._fail(flight, error)
             return
         flight.prepared, flight.media = prepared, b""
-        self._handle(batch_queue.Prepared(flight.key, embedding_tokens(prepared.outputs), prepared.nbytes))
+        self._handle(batch_queue.ItemPrepared(flight.key, embedding_tokens(prepared.outputs), prepared.nbytes))
         self._on_ready()
         self._on_change()
 
@@ -369,7 +369,7 @@ class Batcher(Generic[PreparedT]):
             self._store.abandon(flight.slot)
             flight.slot = None
         del self._flights[flight.key]
-        self._published.over(flight.key, held=self._store.tokens(flight.key) is not None)
+        self._published.encoding_ended(flight.key, held=self._store.tokens(flight.key) is not None)
         self._handle(batch_queue.Done(flight.key))
         self._on_change()
 

@@ -6,37 +6,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from triptych.domain.instance import ServedPart
-from triptych.domain.profile import ProfileIdentity
 from triptych.machine.stage_states import StageStates
-from triptych.ports import EncoderEngine, Offload
 from triptych.runtime.world import World
 from triptych.transport.arena_store import ArenaStore
 from triptych.transport.data_plane import DataPlane
 
-from .embedding_files import EmbeddingFiles
 from .file_tier import FileTier
 from .record import NO_RECORD, Record
-from .service import EncoderService
+from .service import EncoderService, LoadedEncoder
 from .settings import EncoderSettings
 
 _FILE_READERS = 2
 """Threads that read embeddings from files."""
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedEncoder:
-    """An engine that works, and the threads that run it."""
-
-    engine: EncoderEngine[Any]
-    identity: ProfileIdentity
-    """What the engine runs, or the profile by which it sleeps."""
-    compute: Offload
-    """One thread, for one batch at a time."""
-    prepare: Offload
-    prepare_threads: int
-    files: EmbeddingFiles | None = None
-    """Where embeddings are kept longer than in the arena."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +35,7 @@ async def build(
     settings: EncoderSettings,
     world: World,
     data_plane: DataPlane,
-    loaded: LoadedEncoder,
+    loaded: LoadedEncoder[Any],
     *,
     record: Record = NO_RECORD,
     states: StageStates | None = None,
@@ -91,18 +72,13 @@ async def build(
                 record=record,
             )
         service = EncoderService(
-            loaded.engine,
-            store,
             settings,
+            world,
+            loaded,
+            store,
             offers=transports.offers,
-            scope=world.scope,
-            prepare=loaded.prepare,
-            max_preparing=loaded.prepare_threads,
-            compute=loaded.compute,
             copy=copy,
-            clock=world.clock,
             record=record,
-            part=ServedPart(loaded.identity, settings.batches.max_batch_items, prepare_cores=loaded.prepare_threads),
             files=files,
             states=states,
         )

@@ -2,8 +2,8 @@
 
     magic | length of the header | header (JSON) | tensors | XXH3-64 of all before
 
-The directory belongs to this user alone. Encoders of one host may share it: the file system is the index, a file appears
-whole, by a rename, and one file with a lock and the sum of all bytes lets them keep one bound together. Nothing here
+The directory belongs to this user alone. Encoders of one host may share it. The file system is the index, and a file
+appears whole, by a rename. One file with a lock and the sum of all bytes lets them keep one bound together. Nothing here
 is trusted when it is read: what is not a whole file of this user with the right checksum is removed.
 """
 
@@ -231,12 +231,12 @@ def _occupied(nbytes: int) -> int:
 
 
 def _head(stored: StoredEmbedding) -> bytes:
-    told = {
+    fields = {
         "key": stored.key.hex(),
         "tokens": stored.tokens,
         "tensors": [(tensor.spec.name, tensor.spec.dtype.value, tensor.spec.shape) for tensor in stored.tensors],
     }
-    header = json.dumps(told).encode()
+    header = json.dumps(fields).encode()
     return _PREFIX.pack(_MAGIC, len(header)) + header
 
 

@@ -26,8 +26,8 @@ from triptych.runtime.hub import served_name
 from triptych.runtime.process import CannotStart
 from triptych.runtime.world import World
 
-from .build import LoadedEncoder
 from .embedding_files import EmbeddingFiles
+from .service import LoadedEncoder
 from .settings import EncoderSettings
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class _Engine:
 @asynccontextmanager
 async def loaded(
     settings: EncoderSettings, world: World, checkpoint: Checkpoint, *, compute: Offload, can_unload: bool = False
-) -> AsyncGenerator[tuple[EncoderSettings, LoadedEncoder]]:
+) -> AsyncGenerator[tuple[EncoderSettings, LoadedEncoder[Any]]]:
     """The engine, loaded and tried out in ``compute``, and the settings with the limits of a batch that were measured.
 
     ``can_unload``: its weights can leave the memory. Raises CannotStart.

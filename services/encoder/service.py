@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
 from typing import Generic
 
 from triptych.domain.embedding import EmbeddingIdentity, LeaseId, Ticket
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
 from triptych.domain.instance import InstanceInfo, InstanceLoad, ServedPart, StageLoad, TransportOffer
 from triptych.domain.media import digest_of
+from triptych.domain.profile import ProfileIdentity
 from triptych.domain.stage import Role, Stage
 from triptych.errors import (
     DeadlineExceeded,
@@ -21,16 +23,32 @@ from triptych.errors import (
 )
 from triptych.machine.arena.published import HintReader, PublishedContents
 from triptych.machine.stage_states import StageStates
-from triptych.ports import Clock, EncoderEngine, Offload, PreparedT
+from triptych.ports import EncoderEngine, Offload, PreparedT
 from triptych.runtime.hinted_load import watch_with_hints
-from triptych.runtime.tasks import TaskScope
 from triptych.runtime.watched_value import WatchedValue
+from triptych.runtime.world import World
 from triptych.transport.arena_store import ArenaStore, checked_lease_s
 
 from .batcher import Batcher, too_many_tokens
+from .embedding_files import EmbeddingFiles
 from .file_tier import FileTier
 from .record import Record
 from .settings import EncoderSettings
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEncoder(Generic[PreparedT]):
+    """An engine that works, and the threads that run it."""
+
+    engine: EncoderEngine[PreparedT]
+    identity: ProfileIdentity
+    """What the engine runs, or the profile by which it sleeps."""
+    compute: Offload
+    """One thread, for one batch at a time."""
+    prepare: Offload
+    prepare_threads: int
+    files: EmbeddingFiles | None = None
+    """Where embeddings are kept longer than in the arena."""
 
 
 class EncoderService(Generic[PreparedT]):
@@ -38,52 +56,45 @@ class EncoderService(Generic[PreparedT]):
 
     def __init__(
         self,
-        engine: EncoderEngine[PreparedT],
-        store: ArenaStore,
         settings: EncoderSettings,
+        world: World,
+        loaded: LoadedEncoder[PreparedT],
+        store: ArenaStore,
         *,
         offers: Callable[[], tuple[TransportOffer, ...]],
-        scope: TaskScope,
-        prepare: Offload,
-        compute: Offload,
         copy: Offload,
-        clock: Clock,
-        max_preparing: int,
         record: Record,
-        part: ServedPart,
         files: FileTier | None,
         states: StageStates | None,
     ) -> None:
-        """``prepare`` is a pool for ``max_preparing`` items; ``compute`` runs one call at a time, in one thread.
-
-        ``copy`` also hashes items, so that a cache hit never waits for preprocessing. ``files`` keep embeddings longer than
+        """``copy`` also hashes items, so that a cache hit never waits for preprocessing. ``files`` keep embeddings longer than
         the arena does. ``states``: of an instance that switches; only to read.
         """
         self._states = states
         self._record = record
-        self._part = part
+        self._part = ServedPart(loaded.identity, settings.batches.max_batch_items, prepare_cores=loaded.prepare_threads)
         self._files = files
-        self._engine = engine
+        self._engine = loaded.engine
         self._store = store
         self._settings = settings
         self._offers = offers
-        self._scope = scope
+        self._scope = world.scope
         self._copy = copy
-        self._clock = clock
+        self._clock = world.clock
         self._watched_load = WatchedValue(self.load, settings.load_reports)
         store.on_change(self._watched_load.notify)
         self.published = PublishedContents(settings.published_embeddings)
         """What routers are told; of an instance that keeps keys and values in this arena, those too."""
         store.on_evicted(self.published.gone)
         self._batcher = Batcher(
-            engine,
+            loaded.engine,
             store,
             settings.batches,
-            scope=scope,
-            prepare=prepare,
-            max_preparing=max_preparing,
-            compute=compute,
-            clock=clock,
+            scope=world.scope,
+            prepare=loaded.prepare,
+            max_preparing=loaded.prepare_threads,
+            compute=loaded.compute,
+            clock=world.clock,
             on_change=self._watched_load.notify,
             published=self.published,
             on_encoded=(lambda *_: None) if files is None else files.keep,
@@ -94,14 +105,14 @@ class EncoderService(Generic[PreparedT]):
         """Items that were encoded since the stage opened."""
 
     def start(self, *, runs_batches: bool = True) -> None:
-        """Start work, which ends with the scope. Without ``runs_batches`` another loop calls ``batcher.turn``."""
+        """Start work, which ends with the scope. Without ``runs_batches`` another loop calls ``batcher.encode_batch``."""
         if runs_batches:
             self._scope.spawn(self._batcher.run(), name="batches", vital=True)
         self._scope.spawn(self._sweep(), name="sweep of embeddings", vital=True)
 
     @property
     def batcher(self) -> Batcher[PreparedT]:
-        """The batcher, for a loop that calls its ``turn``."""
+        """The batcher, for a loop that calls its ``encode_batch``."""
         return self._batcher
 
     async def describe(self) -> InstanceInfo:

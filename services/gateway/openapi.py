@@ -1,5 +1,7 @@
 """The gateway's OpenAPI document, derived from the types of requests and answers."""
 
+import json
+from functools import cache
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -26,6 +28,12 @@ _ANSWERS: tuple[type, ...] = (
     Readiness,
     Timeline,
 )
+
+
+@cache
+def document_json() -> bytes:
+    """The document as JSON. Making it takes longer than the rest of a gateway, and it never differs."""
+    return json.dumps(document()).encode()
 
 
 def _ref(name: str) -> dict[str, Any]:
@@ -60,7 +68,7 @@ _CLOSED = {
 
 
 def document() -> dict[str, Any]:
-    """OpenAPI 3.1, as a JSON document."""
+    """OpenAPI 3.1, as a JSON object."""
     adapters: list[tuple[str, JsonSchemaMode, TypeAdapter[Any]]] = [
         *((model.__name__, "validation", TypeAdapter(model)) for model in _REQUESTS),
         *((answer.__name__, "serialization", TypeAdapter(answer)) for answer in _ANSWERS),

@@ -1,7 +1,6 @@
 """The routes and their endpoints."""
 
 import asyncio
-import json
 import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing, suppress
@@ -37,7 +36,7 @@ from .lifetime import GRACE_S, RequestLifetime
 from .observe import MetricsEndpoint, plain_path
 from .open_answer import OpenAnswer
 from .openai_api import ParsedRequest, parse_chat, parse_completion, parse_tokenize
-from .openapi import READINESS, TIMELINE, document
+from .openapi import READINESS, TIMELINE, document_json
 from .service import Gateway, Parse
 
 _JSON = "application/json"
@@ -113,7 +112,7 @@ class Endpoints:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._openapi = json.dumps(document()).encode()
+        self._openapi = document_json()
 
     async def health(self, _: Request) -> Response:
         """Liveness: depends on nothing outside this process."""

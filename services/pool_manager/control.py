@@ -8,9 +8,9 @@ from triptych.domain.decision import (
     Acting,
     DecisionRecord,
     InstancePhase,
-    KeptPool,
     Override,
     PoolInstance,
+    SavedPool,
     ScalingStatus,
 )
 from triptych.domain.pool import ManualSize, MemberCondition, MemberStatus, PoolStatus, Registration
@@ -309,20 +309,20 @@ class Control:
 
     # --- for the next leader (``leading.Pools``) ---------------------------------------------------------------------
 
-    def kept(self) -> Mapping[PoolName, KeptPool]:
+    def kept(self) -> Mapping[PoolName, SavedPool]:
         now_s = self._clock()
         return {name: pool.machine.kept(now_s) for name, pool in self.pools.items()}
 
-    def resume(self, name: PoolName, kept: KeptPool | None, records: tuple[DecisionRecord, ...] = ()) -> None:
+    def resume(self, name: PoolName, kept: SavedPool | None, records: tuple[DecisionRecord, ...] = ()) -> None:
         self._feed(self.pools[name], PoolResumed(kept, records))
 
     async def look(self) -> None:
         await self.scaled.ask()
 
-    def first(self, name: PoolName) -> KeptPool | None:
+    def first(self, name: PoolName) -> SavedPool | None:
         if self.acting.advisory or not self._limits.initial_from_history:
             return None
-        return KeptPool(self.leading.initial_size(name, self._limits.bounds(name)))
+        return SavedPool(self.leading.initial_size(name, self._limits.bounds(name)))
 
     # --- readers -----------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from triptych.domain.decision import DecisionRecord, KeptPool
+from triptych.domain.decision import DecisionRecord, SavedPool
 from triptych.domain.store import Fence
 from triptych.errors import InvalidRequest, Overloaded
 from triptych.ports import Clock, Store
@@ -31,7 +31,7 @@ class Left:
     """An entry: a pool as this manager left it."""
 
     owner: str
-    pool: KeptPool
+    pool: SavedPool
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class _Written:
     at_s: float
 
 
-def later(pool: KeptPool, seconds: float) -> KeptPool:
+def later(pool: SavedPool, seconds: float) -> SavedPool:
     """A pool so long after it was read."""
     override = pool.override
     return replace(
@@ -113,7 +113,7 @@ class Keeper:
         """Write this decision with the next ``write``; the oldest ones are dropped while the store is away for long."""
         self._records.append(_RECORD.dump_json(record))
 
-    async def write(self, pools: Mapping[str, KeptPool], fence: Fence) -> None:
+    async def write(self, pools: Mapping[str, SavedPool], fence: Fence) -> None:
         """Write what has changed, and decisions."""
         await self.drop([name for name in self._written if name not in pools], fence)
         for name, pool in pools.items():
@@ -135,13 +135,13 @@ class Keeper:
                 await self._store.delete(_POOLS, name, fence=fence)
             self._written.pop(name, None)
 
-    async def keep(self, name: str, pool: KeptPool, fence: Fence) -> None:
+    async def keep(self, name: str, pool: SavedPool, fence: Fence) -> None:
         """Write this pool now. Raises InvalidRequest and Overloaded if the store does not take it."""
         self._written.pop(name, None)  # until it is certain what the store has
         await self._store.put(_POOLS, name, _LEFT.dump_json(Left(self._owner, pool)), fence=fence)
         self._written[name] = _Written(fence.token, _what(pool), self._clock())
 
-    def _is_fresh(self, name: str, pool: KeptPool, fence: Fence) -> bool:
+    def _is_fresh(self, name: str, pool: SavedPool, fence: Fence) -> bool:
         known = self._written.get(name)
         if known is None or (known.token, known.what) != (fence.token, _what(pool)):
             return False
@@ -156,7 +156,7 @@ class Keeper:
             await self._store.append(_DECISIONS, _RECORD.dump_json(short), keep=_KEEP_RECORDS, fence=fence)
 
 
-def _what(pool: KeptPool) -> tuple[object, ...]:
+def _what(pool: SavedPool) -> tuple[object, ...]:
     """Part that is written as soon as it changes."""
     size = None if pool.override is None else pool.override.size
     return pool.wanted, size, pool.given_up, len(pool.changes_s)

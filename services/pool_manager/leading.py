@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Protocol
 
-from triptych.domain.decision import Bounds, DecisionRecord, KeptPool, PoolView
+from triptych.domain.decision import Bounds, DecisionRecord, PoolView, SavedPool
 from triptych.domain.scaling import PoolName
 from triptych.domain.store import Fence
 from triptych.errors import Deposed, Overloaded, StoreCorrupt, StoreUnavailable, Unavailable
@@ -35,11 +35,11 @@ _MAX_WAITING = 8
 class Pools(Protocol):
     """The pools of this manager, by name."""
 
-    def kept(self) -> Mapping[PoolName, KeptPool]:
+    def kept(self) -> Mapping[PoolName, SavedPool]:
         """State of each pool that the next leader needs."""
         ...
 
-    def resume(self, name: PoolName, kept: KeptPool | None, records: tuple[DecisionRecord, ...] = ()) -> None:
+    def resume(self, name: PoolName, kept: SavedPool | None, records: tuple[DecisionRecord, ...] = ()) -> None:
         """Go on from what the leader before has left; None: what is known here is newer, or nothing was left."""
         ...
 
@@ -47,7 +47,7 @@ class Pools(Protocol):
         """Learn which instances there are now; a manager that does not lead looks seldom."""
         ...
 
-    def first(self, name: PoolName) -> KeptPool | None:
+    def first(self, name: PoolName) -> SavedPool | None:
         """A pool of which nothing is kept; None for the instances that it has."""
         ...
 
@@ -137,7 +137,7 @@ class Leading:
         return self._histories.initial_size(str(name), bounds)
 
     @asynccontextmanager
-    async def writing(self) -> AsyncGenerator[Callable[[str, KeptPool], Awaitable[None]]]:
+    async def writing(self) -> AsyncGenerator[Callable[[str, SavedPool], Awaitable[None]]]:
         """Gives a function that writes a pool before anybody else reads or writes one.
 
         Raises Unavailable unless this manager leads, Overloaded when too many wait for a slow store, and what

@@ -59,7 +59,7 @@ class Answer:
         """The reason of the choice that finished last."""
 
     @property
-    def over(self) -> bool:
+    def has_ended(self) -> bool:
         return not self._sent
 
     def continued(self) -> tuple[ContinuedChoice, ...]:
@@ -117,7 +117,7 @@ class Answer:
         out: list[ChatEvent] = [ChoiceFinished(event.reason, event.choice)]
         if self._calls is not None:
             out = self._calls.finished(event)
-        if self.over:
+        if self.has_ended:
             prompt = self._usage
             out.append(ChatFinished(Usage(prompt.prompt_tokens, self._completion_tokens, prompt.image_tokens)))
         return out

@@ -143,11 +143,11 @@ class Attainment:
         self._waits.answering(task.number, now_s)
         self._recorder.answering(task.number, task.timeline(), now_s)
 
-    def over(self, number: int, timeline: Timeline) -> None:
+    def ended(self, number: int, timeline: Timeline) -> None:
         now_s, is_done = self._clock(), timeline.outcome is Outcome.DONE
         answer_s = timeline.total_s - timeline.ttft_s if is_done and not timeline.continued_tokens else None
-        self._waits.over(number, answer_s, now_s, served=self._served(timeline) if is_done else None)
-        self._recorder.over(number, timeline, now_s)
+        self._waits.ended(number, answer_s, now_s, served=self._served(timeline) if is_done else None)
+        self._recorder.ended(number, timeline, now_s)
 
     def _served(self, timeline: Timeline) -> Mapping[Stage, int]:
         """What an answered request took: embeddings that an encoder had already took nothing."""

@@ -27,14 +27,12 @@ def build(
     """A router of the instances in ``membership``, started. ``connect`` makes a client for an address."""
     threads = world.threads(settings.prepare_threads, name="router-prepare")
     service = RouterService(
+        settings,
+        world,
         membership,
         connect,
-        settings=settings,
         prepare=prepare,
         offload=SmallInline(threads, settings.prepare_inline_chars, settings.prepare_inline_media_bytes),
-        clock=world.clock,
-        scope=world.scope,
-        rng=world.rng,
         record=record,
         profiles=KnownProfiles() if profiles is None else profiles,
     )

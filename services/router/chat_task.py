@@ -9,7 +9,7 @@ from math import inf
 from triptych.domain.chat import ChatRequest
 from triptych.domain.continuation import begun
 from triptych.domain.embedding import LeaseId
-from triptych.domain.generation import HandedOver, Ready, TextEvent, TextRequest, Usage
+from triptych.domain.generation import KvTransferred, Ready, TextEvent, TextRequest, Usage
 from triptych.domain.item_plan import ItemPlan
 from triptych.domain.kv_segment import KvPlacement
 from triptych.domain.sampling import SamplingParams
@@ -18,7 +18,7 @@ from triptych.machine.router.attainment import Gaps
 from triptych.machine.router.expected_output import AnswerClass
 from triptych.machine.router.prompt_identity import PromptTokens
 from triptych.machine.router.request_events import (
-    AnswerHandedOver,
+    AnswerTransferred,
     AttemptKind,
     Failed,
     Generate,
@@ -112,8 +112,8 @@ class ChatTask(RequestTask):
                 self._prompted.sampling,
                 prompt_tokens=prompt_tokens,
                 context_length=self._model.context_length,
-                kv_tokens=self._cluster.instances.kv_tokens,
-                kv_block_tokens=self._cluster.instances.kv_block_tokens,
+                kv_tokens=self._cluster.machine.instances.kv_tokens,
+                kv_block_tokens=self._cluster.machine.instances.kv_block_tokens,
             )
             if not self.request.continued:  # its caller has some of it already
                 self._refuse_late(prompt_tokens)
@@ -169,10 +169,10 @@ class ChatTask(RequestTask):
             timeout_s=self._left_s(),
             priority=self.request.priority,
             tenant_salt=self.request.tenant_salt,
-            position=effect.turn.position(self._clock()),
+            position=effect.queue_position.relative(self._clock()),
             continued=continued,
             early=kind is AttemptKind.EARLY_PREFILL,
-            hands_over=kind is AttemptKind.PREFILL,
+            transfers_kv=kind is AttemptKind.PREFILL,
             kv_segments=effect.kv_segments or prefix,
             kv_lease_s=effect.kv_lease_s,
         )
@@ -203,35 +203,35 @@ class ChatTask(RequestTask):
     ) -> None:
         """Forward the answer, if there is one. Of its events only those that change the request's phase are published."""
         async with aclosing(text.generate(request)) as stream:
-            began = handed_over = False
+            began = kv_transferred = False
             async for events in stream:
-                if answer is None or answer.over or handed_over or not events:
+                if answer is None or answer.has_ended or kv_transferred or not events:
                     # Wait for the end of the call, which is cheaper for both sides than cancelling it.
-                    self._take_hand_over(effect, events)
+                    self._take_kv_transfer(effect, events)
                     continue
                 if leases is not None:
                     leases.read()  # it sends nothing before that
                 began = began or self._begins(effect.credit, events)
                 for finished in answer.take(events):
                     self.feed(TextReported(effect.credit, finished))
-                handed_over = self._take_hand_over(effect, events)
+                kv_transferred = self._take_kv_transfer(effect, events)
         if answer is None:
             self.feed(PrefilledEarly(effect.credit))
-        elif not (answer.over or handed_over):
+        elif not (answer.has_ended or kv_transferred):
             raise InstanceLost("the text instance's stream ended early")
 
-    def _take_hand_over(self, effect: Generate, events: Sequence[TextEvent]) -> bool:
-        """Whether these events end with a hand-over. The machine gets it whether or not it waits for one, to release its leases."""
+    def _take_kv_transfer(self, effect: Generate, events: Sequence[TextEvent]) -> bool:
+        """Whether these events end with a KV transfer. The machine gets it whether or not it waits for one, to release its leases."""
         last = events[-1] if events else None
-        if not isinstance(last, HandedOver):
+        if not isinstance(last, KvTransferred):
             return False
-        self.feed(AnswerHandedOver(effect.credit, effect.name, last.segments, last.prefill_s))
+        self.feed(AnswerTransferred(effect.credit, effect.name, last.segments, last.prefill_s))
         return True
 
     def _begins(self, credit: int, events: Sequence[TextEvent]) -> bool:
         """Whether these events contain the first part of the answer from this text instance."""
         for event in events:
-            if isinstance(event, HandedOver):
+            if isinstance(event, KvTransferred):
                 return False
             if not isinstance(event, Ready):
                 self.feed(FirstToken(credit))

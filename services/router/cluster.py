@@ -29,7 +29,7 @@ from triptych.machine.router.cluster_events import (
     WakeAt,
     WatchAgain,
 )
-from triptych.machine.router.instances import ENCODE, Instances
+from triptych.machine.router.instances import ENCODE
 from triptych.machine.router.losses import Loss
 from triptych.machine.router.shared_events import (
     CreditReturned,
@@ -121,11 +121,6 @@ class Cluster:
     def machine(self) -> ClusterMachine:
         """The machine with this router's knowledge of the cluster, for reading: ``feed`` changes it."""
         return self._machine
-
-    @property
-    def instances(self) -> Instances:
-        """For reading."""
-        return self._machine.instances
 
     @property
     def encoders(self) -> Pool:
@@ -287,7 +282,7 @@ class Cluster:
                 case Connect(name):
                     self._open(name)
                 case Disconnect(name):
-                    self._connections.pop(name).over.set()
+                    self._connections.pop(name).ended.set()
                 case DescribeAgain(name):
                     if (connection := self._connections.get(name)) is not None:
                         connection.suspect.set()
@@ -346,7 +341,7 @@ class Cluster:
         try:
             async with asyncio.TaskGroup() as group:
                 watching = group.create_task(self._watch(connection), name=f"watch {connection.name}")
-                await connection.over.wait()
+                await connection.ended.wait()
                 watching.cancel()
             connection.give_up_calls()
             await connection.idle()

@@ -23,7 +23,7 @@ class Connection:
         """A request needs the instance: retry at once if it is unreachable."""
         self.out_of_step = False
         """A report of what the instance holds is missing: start its watch again."""
-        self.over = asyncio.Event()
+        self.ended = asyncio.Event()
         """The cluster has forgotten the member."""
         self._calls: set[asyncio.Task[object]] = set()
         self._given_up: set[asyncio.Task[object]] = set()

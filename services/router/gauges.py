@@ -34,23 +34,25 @@ def watch(metrics: Metrics, service: RouterService) -> None:
             cluster.longest_waits_s(),
         )
         yield gauge("triptych_credits_outstanding", "Credits in use", cluster.machine.outstanding)
-        yield gauge("triptych_instances", "Instances by role and state", cluster.instances.states(), ("role", "state"))
+        yield gauge(
+            "triptych_instances", "Instances by role and state", cluster.machine.instances.states(), ("role", "state")
+        )
         yield gauge(
             "triptych_instances_in_backoff",
             "Instances that get no work at a stage, or one item or request at a time, as they fail",
-            cluster.instances.in_backoff(),
+            cluster.machine.instances.in_backoff(),
             ("stage", "reason"),
         )
         yield gauge("triptych_retry_budget", "Items that may be encoded again now", cluster.machine.retries_left)
         yield gauge(
             "triptych_embedding_hints",
             "Embeddings that encoders are believed to hold",
-            len(cluster.instances.directory),
+            len(cluster.machine.instances.directory),
         )
         yield total(
             "triptych_embedding_hints_followed",
             "Items sent where their embedding was believed to be, by what came of it",
-            {(outcome,): count for outcome, count in cluster.instances.directory.followed.items()},
+            {(outcome,): count for outcome, count in cluster.machine.instances.directory.followed.items()},
             ("outcome",),
         )
         yield total(
@@ -62,7 +64,7 @@ def watch(metrics: Metrics, service: RouterService) -> None:
         yield from _lending(cluster.machine.lending)
         yield from membership_gauges(cluster.membership.version, cluster.membership_fault)
         yield from service.attainment.metrics(
-            "" if cluster.instances.model is None else cluster.instances.model.model_id
+            "" if cluster.machine.instances.model is None else cluster.machine.instances.model.model_id
         )
 
     metrics.watch(read)

@@ -108,7 +108,7 @@ class KeyLeases:
         Raises NotFound for a key whose embedding is not held, Unavailable if its holder does not answer, Overloaded or
         InvalidRequest as ``HeldShare.take``.
         """
-        known = [slot for key in keys if (slot := self._cluster.instances.directory.slot_of(key)) is not None]
+        known = [slot for key in keys if (slot := self._cluster.machine.instances.directory.slot_of(key)) is not None]
         sizes = {slot.content: slot.nbytes for slot in known}
         self._share.take(sizes, "keys")
         try:
@@ -143,7 +143,7 @@ class KeyLeases:
     async def _lease(self, leases: CallLeases, place: int, key: bytes, lease_s: float) -> Ticket:
         param = f"keys[{place}]"
         gone = NotFound(f"{param}: no embedding of this key is held, resolve its media again", param=param)
-        slot = self._cluster.instances.directory.slot_of(key)
+        slot = self._cluster.machine.instances.directory.slot_of(key)
         if slot is None:
             raise gone
         try:

@@ -28,7 +28,7 @@ class Record:
 
     def refused(self, error: TriptychError) -> None: ...
 
-    def over(self, timeline: Timeline, finish_reason: str) -> None:
+    def ended(self, timeline: Timeline, finish_reason: str) -> None:
         """A chat has ended. ``finish_reason`` is empty if it failed or was cancelled."""
 
     def resolved(self, timeline: Timeline) -> None:
@@ -57,7 +57,7 @@ class RouterRecord(Record):
         self._media = counter("triptych_items", "Items of answered requests", ("modality",))
         self._kv_tokens = counter(
             "triptych_kv_tokens",
-            "Tokens whose answers were handed over, by where their keys and values came from",
+            "Tokens whose answers were transferred, by where their keys and values came from",
             ("how",),
         )
         self._prefix_tokens = counter(
@@ -91,7 +91,7 @@ class RouterRecord(Record):
         self._count(self._refused, error.code)
         logger.info("refused: %s", error.code)
 
-    def over(self, timeline: Timeline, finish_reason: str) -> None:
+    def ended(self, timeline: Timeline, finish_reason: str) -> None:
         ended_as = {Outcome.DONE: finish_reason, Outcome.CANCELLED: "abort"}.get(timeline.outcome, "error")
         self._count(self._outcomes, timeline.outcome.value, timeline.error)
         self._count(self._success, timeline.model, ended_as)
@@ -132,7 +132,7 @@ class RouterRecord(Record):
         self._prefix_tokens.inc(timeline.prefix_tokens)
         if not timeline.prefill_instance:
             return
-        self._count(self._attempts, "handover")
+        self._count(self._attempts, "kv_transfer")
         self._count(self._kv_tokens, "pulled", by=timeline.kv_pulled_tokens)
         self._count(self._kv_tokens, "cached", by=timeline.kv_cached_tokens)
         self._count(self._kv_tokens, "computed", by=timeline.kv_computed_tokens)
@@ -149,7 +149,7 @@ class RouterRecord(Record):
         if timeline.items:
             stages |= {"encode": timeline.encode_s, "pull": timeline.pull_s}
         if timeline.prefill_instance:
-            stages["handover"] = timeline.handover_s
+            stages["kv_transfer"] = timeline.kv_transfer_s
         for stage, seconds in (*stages.items(), ("decode", timeline.decode_s)):
             self._observe(self._stages, stage, seconds)
         self._count_items(timeline)
@@ -209,7 +209,7 @@ def summary(timeline: Timeline, ended_as: str) -> dict[str, str | int | float]:
     }
     if timeline.prefill_instance:
         fields |= {
-            "handover_s": round(timeline.handover_s, 4),
+            "kv_transfer_s": round(timeline.kv_transfer_s, 4),
             "prefix_tokens": timeline.prefix_tokens,
             "kv_pulled_tokens": timeline.kv_pulled_tokens,
             "kv_cached_tokens": timeline.kv_cached_tokens,

@@ -163,7 +163,7 @@ class RequestTask(ABC):
 
     def cancel(self) -> None:
         """The caller left: stop what runs and release what is held. No effect on a finished request."""
-        if not self.phase.over:
+        if not self.phase.has_ended:
             self.feed(Signal.CALLER_LEFT)
 
     # --- lifecycle ---------------------------------------------------------------------------------------------------
@@ -294,7 +294,9 @@ class RequestTask(ABC):
     async def _failed(self, credit: int, name: str, error: TriptychError, epoch: int | None = None) -> None:
         """Tell of a failed call. ``epoch`` is that of an instance that worked on the request, and may have ended by it."""
         ends = type(error) is Unavailable and error.sent_by_peer  # it says so, before its load report does
-        event = CallFailed(credit, name, _lost_if_cancelled(error), ends or self._cluster.instances.drains(name))
+        event = CallFailed(
+            credit, name, _lost_if_cancelled(error), ends or self._cluster.machine.instances.drains(name)
+        )
         self._cluster.feed(event)
         lost = isinstance(error, InstanceLost) and not event.drains and error.message != STOPPED_RESPONDING
         if epoch is not None and lost:
@@ -326,7 +328,7 @@ class RequestTask(ABC):
             router_lease=effect.router_lease,
             shard=plan.shard,
             priority=self.request.priority,
-            position=effect.turn.position(self._clock()),
+            position=effect.queue_position.relative(self._clock()),
         )
         try:
             with self._cluster.call(effect.name) as encoder:

@@ -58,7 +58,7 @@ class ResolveTask(RequestTask):
         try:
             with tracing.child("prepare"):
                 items = await self._offload.run(self._prepare_request.items, self.request, self._model)
-            if self.phase.over:
+            if self.phase.has_ended:
                 return
             sizes = {item.content: item.nbytes for item in items}
             self._share.take(sizes, "media")

@@ -1,7 +1,5 @@
 """The router service: admits requests, runs them, and streams their answers (``ports.Router``)."""
 
-import asyncio
-from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
@@ -24,24 +22,23 @@ from triptych.errors import (
     InvalidRequest,
     ModelNotFound,
     NotFound,
-    Overloaded,
     TriptychError,
     Unavailable,
 )
 from triptych.machine.router.cluster_events import KeysTold
 from triptych.machine.router.embedding_directory import KnownSlot
 from triptych.machine.router.request import RequestMachine
-from triptych.machine.turnover import Turnover
 from triptych.policy import admission
 from triptych.policy.policies import Policies
 from triptych.policy.pool_facts import Profiles, isolated
-from triptych.ports import Clock, InstanceClient, Membership, Offload, Rng
+from triptych.ports import InstanceClient, Membership, Offload
 from triptych.runtime import logs
 from triptych.runtime.profiles import KnownProfiles
+from triptych.runtime.world import World
 
 from .attainment import Attainment
 from .chat_task import ChatTask
-from .cluster import Cluster, Scope
+from .cluster import Cluster
 from .held_share import HeldShare
 from .history import History
 from .late import LateRefusals
@@ -50,30 +47,29 @@ from .prepare import Prepare
 from .record import Record
 from .request_task import Admitted, RequestTask
 from .resolve_task import ResolveTask
+from .running_requests import RunningRequests
 from .settings import RouterSettings
 
 
 class RouterService:
     """``ports.Router`` over the instances in ``membership``; ``connect`` makes a client for an address.
 
-    ``scope`` owns the background tasks: watches of instances, running requests, releases of leases.
+    The world's scope owns the background tasks: watches of instances, running requests, releases of leases.
     """
 
     def __init__(
         self,
+        settings: RouterSettings,
+        world: World,
         membership: Membership,
         connect: Callable[[str], InstanceClient],
         *,
-        settings: RouterSettings,
         prepare: Prepare,
         offload: Offload,
-        clock: Clock,
-        scope: Scope,
-        rng: Rng,
         record: Record,
         profiles: KnownProfiles,
     ) -> None:
-        """``rng`` makes lease ids, which are secrets, so it must be unpredictable."""
+        clock, scope, rng = world.clock, world.scope, world.rng
         self._policies = Policies.named(settings.policies)
         self._rng = rng
         self._record = record
@@ -103,21 +99,11 @@ class RouterService:
         )
         """Load and SLO attainment of this router."""
         self._late = LateRefusals(self._policies.deadlines, self.attainment, clock)
-        self._tasks: dict[int, RequestTask] = {}
-        # The newest task of each id: an older one may still be cleaning up.
-        self._by_id: dict[str, RequestTask] = {}
-        self._of_tenant: Counter[str] = Counter()
-        """By tenant, its requests that are not over."""
-        self._media_bytes = 0
-        self._places, self._room = Turnover(), Turnover()
-        """Of requests, and of bytes of media."""
-        self._tokenizing = 0
-        self._reading = 0
-        """Calls that hold embeddings by their keys."""
+        self._requests = RunningRequests(settings.capacity, self._policies.admission, clock)
         self._numbers = count(1)
         self._history = History(settings.history_requests)
         self._held_share = HeldShare(
-            lambda: self._cluster.instances.arena_bytes,
+            lambda: self._cluster.machine.instances.arena_bytes,
             settings.resolved_share,
             retry_after_s=settings.capacity.retry_after_s,
         )
@@ -129,8 +115,6 @@ class RouterService:
         )
         self._draining = False
         self._listeners: list[Callable[[], None]] = []
-        self._idle = asyncio.Event()
-        self._idle.set()
 
     def start(self) -> None:
         """Start following the membership and watching the instances."""
@@ -141,7 +125,7 @@ class RouterService:
         self._draining = True
         for listener in self._listeners:
             listener()
-        await self._idle.wait()
+        await self._requests.ended()
         await self._cluster.released()
 
     def load(self) -> InstanceLoad:
@@ -156,19 +140,21 @@ class RouterService:
         self._cluster.close()
 
     def _isolated(self, counts: ClassWindow) -> Isolated | None:
-        costs = {part: self._profiles.costs(identity) for part, identity in self._cluster.instances.parts.items()}
+        costs = {
+            part: self._profiles.costs(identity) for part, identity in self._cluster.machine.instances.parts.items()
+        }
         profiles = Profiles(costs.get(ModelPart.ENCODER), costs.get(ModelPart.DECODER))
         return isolated(profiles, counts, encoders=len(self._cluster.encoders.name))
 
     @property
     def running(self) -> int:
         """Requests that are not over."""
-        return len(self._tasks)
+        return len(self._requests)
 
     @property
     def media_bytes(self) -> int:
         """Bytes of media held for unfinished requests."""
-        return self._media_bytes
+        return self._requests.media_bytes
 
     @property
     def cluster(self) -> Cluster:
@@ -198,15 +184,10 @@ class RouterService:
     async def tokenize(self, request: ChatRequest, *, return_token_strs: bool = False) -> Tokenized:
         media_bytes = self._check(request)
         model = self._model(request.model)
-        self._tokenizing += 1
-        self._media_bytes += media_bytes
-        try:
+        with self._requests.tokenizing(media_bytes):
             token_ids = (await self._offload.run(self._prepare, request, model)).token_ids
             token_strs = await self._offload.run(self._prepare.spell, token_ids) if return_token_strs else ()
             return Tokenized(token_ids, token_strs)
-        finally:
-            self._tokenizing -= 1
-            self._media_bytes -= media_bytes
 
     async def resolve(self, request: ResolveRequest) -> AsyncGenerator[tuple[ResolvedItem, ...]]:
         """Yield where the items are, and hold them until the generator is closed or the request's time is up.
@@ -234,19 +215,16 @@ class RouterService:
         with self._recording_refusals():
             lease_s = min(self._check_keys(request), self._settings.attempts.max_lease_s)
         code = "cancelled"
-        self._reading += 1
-        self._idle.clear()
         try:
-            async with aclosing(self._keys.resolve(request.keys, lease_s)) as held:
-                async for items in held:
-                    code = ""
-                    yield items
+            with self._requests.reading():
+                async with aclosing(self._keys.resolve(request.keys, lease_s)) as held:
+                    async for items in held:
+                        code = ""
+                        yield items
         except TriptychError as error:
             code = error.code
             raise
         finally:
-            self._reading -= 1
-            self._rest()
             self._record.keys_resolved(len(request.keys), code)
 
     @contextmanager
@@ -259,11 +237,11 @@ class RouterService:
 
     async def models(self) -> tuple[ModelInfo, ...]:
         """The model that the instances serve; empty until one has been seen."""
-        return () if self._cluster.instances.model is None else (self._cluster.instances.model,)
+        return () if self._cluster.machine.instances.model is None else (self._cluster.machine.instances.model,)
 
     async def timeline(self, request_id: str) -> Timeline:
         """The timeline of a running or recently finished request. Raises NotFound."""
-        task = self._by_id.get(request_id)
+        task = self._requests.find(request_id)
         timeline = self._history.get(request_id) if task is None else task.timeline()
         if timeline is None:
             raise NotFound("the request is unknown, or its timeline was dropped", param="request_id")
@@ -271,7 +249,7 @@ class RouterService:
 
     async def readiness(self) -> Readiness:
         """While draining, the router itself counts as missing."""
-        readiness = self._cluster.instances.readiness()
+        readiness = self._cluster.machine.instances.readiness()
         if not self._draining:
             return readiness
         return replace(readiness, ready=False, missing=(*readiness.missing, "router"))
@@ -399,10 +377,7 @@ class RouterService:
             raise Unavailable(
                 "the router is shutting down", retry_after_s=self._settings.capacity.retry_after_s
             ) from None
-        self._tasks[task.number] = self._by_id[request_id] = task
-        self._idle.clear()
-        self._media_bytes += task.media_bytes
-        self._of_tenant[task.tenant.name] += 1
+        self._requests.add(task)
 
     def _in_shards(self, items: Sequence[ItemPlan]) -> tuple[ItemPlan, ...]:
         return self._policies.sharding(items, self._cluster.encoders, self._settings.shards)
@@ -410,33 +385,16 @@ class RouterService:
     def _new_lease(self) -> LeaseId:
         return self._rng.getrandbits(8 * LEASE_ID_NBYTES).to_bytes(LEASE_ID_NBYTES, "little")
 
-    def _rest(self) -> None:
-        """Note if nothing runs and nothing is held for a caller."""
-        if not (self._tasks or self._reading):
-            self._idle.set()
-
     def _over(self, task: RequestTask) -> None:
-        del self._tasks[task.number]
-        self._media_bytes -= task.media_bytes
-        now_s = self._clock()
-        self._places.free(1, now_s)
-        self._room.free(task.media_bytes, now_s)
-        if len(self._tasks) < self._settings.capacity.max_concurrent_requests // 2:
-            self._places.rest()
-        self._of_tenant[task.tenant.name] -= 1
-        if not self._of_tenant[task.tenant.name]:
-            del self._of_tenant[task.tenant.name]
-        self._rest()
         timeline = task.timeline()
-        if self._by_id.get(task.request.request_id) is task:
-            del self._by_id[task.request.request_id]
+        if self._requests.remove(task):
             self._history.add(timeline)
         if isinstance(task, ChatTask) and task.refusal is not None:
             self._refused(task.refusal, is_chat=True)
             return
         if isinstance(task, ChatTask):
-            self.attainment.over(task.number, timeline)
-            self._record.over(timeline, task.finish_reason)
+            self.attainment.ended(task.number, timeline)
+            self._record.ended(timeline, task.finish_reason)
         else:
             self._record.resolved(timeline)
 
@@ -464,33 +422,18 @@ class RouterService:
         return media_bytes
 
     def _check_capacity(self, media_bytes: int, tenant: Tenant = NOBODY) -> None:
-        bounds = self._settings.capacity
-        try:
-            self._policies.admission(
-                requests=len(self._tasks) + self._tokenizing + self._reading,
-                media_bytes=self._media_bytes,
-                new_media_bytes=media_bytes,
-                bounds=bounds,
-                own_requests=self._of_tenant[tenant.name] if self.attainment.see(tenant) else 0,
-            )
-        except Overloaded as error:
-            now_s = self._clock()
-            waits_s = [error.retry_after_s or 0.0, self._places.refuse(tenant.name, now_s)]
-            if self._media_bytes + media_bytes > bounds.max_media_bytes:
-                waits_s.append(self._room.after_s(media_bytes, now_s))
-            error.retry_after_s = max(waits_s)
-            raise
+        self._requests.check_room(media_bytes, tenant.name, shares=self.attainment.see(tenant))
 
     def _check_id(self, request_id: str) -> None:
         limit = self._settings.max_request_id_chars
         if not 1 <= len(request_id) <= limit or not (request_id.isascii() and request_id.isprintable()):
             raise InvalidRequest(f"a request id has 1 to {limit} printable ASCII characters", param="request_id")
         # A cancelled request is over for its caller: a client that lost its connection may retry at once.
-        if (task := self._by_id.get(request_id)) is not None and not task.phase.over:
+        if (task := self._requests.find(request_id)) is not None and not task.phase.has_ended:
             raise InvalidRequest(f"request {request_id!r} is running already", param="request_id")
 
     def _model(self, name: str) -> ModelInfo:
-        model = self._cluster.instances.model
+        model = self._cluster.machine.instances.model
         if model is None:
             raise Unavailable("no instance is connected yet", retry_after_s=self._settings.capacity.retry_after_s)
         if name != model.model_id:

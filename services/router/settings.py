@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 from triptych.domain.slo import MAX_OBJECTIVES, Slo
 from triptych.machine.membership_view import ViewLimits
 from triptych.machine.router.attainment import WindowLimits
-from triptych.machine.router.cluster import ClusterLimits
+from triptych.machine.router.cluster_limits import ClusterLimits
 from triptych.machine.router.request import RequestLimits
 from triptych.media.sniff import MediaLimits
 from triptych.policy.admission import RequestBounds, ServerBounds

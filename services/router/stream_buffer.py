@@ -14,8 +14,8 @@ MOST_EVENTS = 64
 class StreamBuffer:
     """One writer, one reader. The length of the answer bounds what is buffered.
 
-    Events that were put together are delivered together: a caller that has a token has all that was made of it, and a
-    choice's end with its last token, so that it can go on from there at another router. Beyond that the reader gets up to
+    Events that were put together are delivered together. So a caller that has a token has all that was made of it, and can
+    go on from there at another router. A choice's end comes with its last token. Beyond that the reader gets up to
     ``MOST_EVENTS`` events at a time, with chunks merged up to ``MERGE_TOKENS`` tokens each.
     """
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
+from triptych.domain.engine import ScoredToken, Scores
 from triptych.domain.generation import Alternative, FinishReason, TokenChunk, TokenLogprobs
 from triptych.domain.sampling import SamplingParams
 from triptych.errors import InvalidRequest
-from triptych.ports import ScoredToken, Scores
 from triptych.tokens.answer_text import AnswerText, Detokenizer
 
 from .sequences import Tokens

@@ -8,52 +8,30 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from triptych.domain.instance import ServedPart
-from triptych.domain.sampling import ResponseFormat
 from triptych.domain.stage import ModelPart, Stage
 from triptych.errors import TriptychError
 from triptych.machine.arena.published import PublishedContents
 from triptych.machine.stage_states import StageStates
-from triptych.ports import ObservedTextEngine, Offload, StagedTextEngine, TokenGrammar, UnloadableTextEngine
-from triptych.runtime.metrics import Read
+from triptych.ports import Offload, TextEngine
 from triptych.runtime.process import CannotStart
 from triptych.runtime.world import World
-from triptych.tokens.answer_text import Detokenizer
 from triptych.transport.arena_store import ArenaStore
 from triptych.transport.data_plane import DataPlane, OwnHolder
 from triptych.transport.receiver import TensorReceiver, open_receiver
 
 from .device_scheduler import DeviceScheduler
-from .engine_loop import handing_engine
 from .hybrid import HybridInstance
 from .kv_store import MOST_PUBLISHED, KvStore
 from .record import NO_RECORD, NO_SWITCH_RECORD, Record, SwitchRecord
-from .service import TextService
+from .service import LoadedText, TextService
 from .settings import TextSettings
 from .switching import Switching
-from .weight_offloading import Unloadable, WeightOffloading, parts_of, weights_of
+from .weight_offloading import Unloadable, WeightOffloading, checked_weights, parts_of
 
 if TYPE_CHECKING:
     from .encoder_part import BuiltEncoder, EncoderPart
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedText:
-    """An engine that works, the thread that runs it, and what reads and bounds its tokens."""
-
-    engine: ObservedTextEngine
-    part: ServedPart
-    thread: Offload
-    """Runs one call at a time, always in the same thread."""
-    new_detokenizer: Callable[[], Detokenizer]
-    new_grammar: Callable[[ResponseFormat], TokenGrammar]
-    """Blocks. Raises InvalidRequest."""
-    metrics: Read | None = None
-    """The engine's own metrics, if it has some."""
-    when_lost: Callable[[Callable[[], None]], None] | None = None
-    """Sets what the engine calls, in any thread, when it notices between two steps that it cannot go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +72,7 @@ async def build(
             built = await stack.enter_async_context(encoder.build(world, data_plane, states, text_thread=loaded.thread))
         checks = world.threads(settings.check_threads, name="text-check")
         own_store = None
-        if built is None and settings.kv_arena_bytes and handing_engine(engine) is not None:
+        if built is None and settings.kv_arena_bytes and engine.kv is not None:
             own_store = await _own_store(settings, world, data_plane, loaded.thread)
         is_holder = built is not None or own_store is not None
         opening = partial(
@@ -123,19 +101,13 @@ async def build(
             )
         )
         text = TextService(
-            engine,
-            receiver,
             settings,
+            world,
+            loaded,
+            receiver,
             offers=(offering or receiver.transports).offers,
-            new_detokenizer=loaded.new_detokenizer,
-            new_grammar=loaded.new_grammar,
-            scope=world.scope,
             offload=checks,
-            engine_thread=loaded.thread,
-            rng=world.rng,
-            clock=world.clock,
             record=record,
-            part=loaded.part,
             scheduler=_scheduler(settings, world, loaded, encoder, built),
             kv=_kv_store(settings, world, engine, own_store, built),
             states=states,
@@ -167,17 +139,9 @@ def _call_soon(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> Non
         loop.call_soon_threadsafe(call)
 
 
-async def _offload(
-    offloading: WeightOffloading, settings: TextSettings, text: TextService, engine: ObservedTextEngine
-) -> None:
+async def _offload(offloading: WeightOffloading, settings: TextSettings, text: TextService, engine: TextEngine) -> None:
     """Add the decoder, and have in memory what the role needs. Raises CannotStart."""
-    if not isinstance(engine, UnloadableTextEngine):
-        raise CannotStart("resident=role needs a text engine whose weights can be unloaded")
-    decoder = Unloadable(
-        weights_of(engine),
-        before_unload=lambda: text.between_steps(engine.before_unload),
-        after_load=lambda: text.between_steps(engine.after_load),
-    )
+    decoder = Unloadable(checked_weights(engine.weights), call=text.between_steps)
     offloading.add(ModelPart.DECODER, decoder)
     offloading.need(parts_of(settings.role.stages))
     try:
@@ -186,10 +150,10 @@ async def _offload(
         raise CannotStart(error.message) from None
 
 
-def _check_role(settings: TextSettings, engine: ObservedTextEngine) -> None:
+def _check_role(settings: TextSettings, engine: TextEngine) -> None:
     """Raises CannotStart for a role that needs what the engine cannot do."""
     apart = settings.switchable is not None or not settings.role.serves(Stage.PREFILL, Stage.DECODE)
-    if apart and handing_engine(engine) is None:
+    if apart and engine.kv is None:
         what = f"role {settings.role.value}" if settings.switchable is None else "an instance that switches"
         raise CannotStart(
             f"{what} needs keys and values that can be copied from and to KV blocks, and those of this engine and model "
@@ -221,15 +185,15 @@ def _scheduler(
     """None if no encoder shares the engine's thread. Raises CannotStart."""
     if encoder is None or built is None or not encoder.in_turns(loaded.thread):
         return None
-    if not isinstance(loaded.engine, StagedTextEngine):
+    if loaded.engine.sharing is None:
         raise CannotStart(f"engine {settings.engine.engine} cannot share its device with an encoder")
     return DeviceScheduler(
-        loaded.engine,
+        loaded.engine.sharing,
         built.service.batcher,
         encoder.budget,
         settings.encode_patience_s,
         world.clock,
-        by_turns=not settings.widest.serves(Stage.DECODE),
+        by_queue_position=not settings.widest.serves(Stage.DECODE),
         encode_first=settings.encode_first,
         encode_share=settings.encode_share if encoder.budget is None else 1.0,
     )
@@ -238,23 +202,22 @@ def _scheduler(
 def _kv_store(
     settings: TextSettings,
     world: World,
-    engine: ObservedTextEngine,
+    engine: TextEngine,
     own: ArenaStore | None,
     encoder: "BuiltEncoder | None",
 ) -> KvStore | None:
     """Where exported keys and values lie; None if they are not exported."""
-    kv_engine = handing_engine(engine)
     store = own if encoder is None or not settings.kv_arena_bytes else encoder.store
-    if kv_engine is None or kv_engine.kv_kind is None or store is None:
+    if engine.kv is None or store is None:
         return None
     if store.arena.window(store.arena.base, 0) is None:
         logger.warning(
-            "keys and values are not handed over: the arena lies on a device, and they are copied by way of the host"
+            "keys and values are not transferred: the arena lies on a device, and they are copied by way of the host"
         )
         return None
     published = None
     if settings.kv_prefixes:  # named with the embeddings, where they lie beside them
         published = PublishedContents(MOST_PUBLISHED) if encoder is None else encoder.service.published
-    kv = KvStore(store, kv_engine.kv_kind, shared=own is None, rng=world.rng, clock=world.clock, published=published)
+    kv = KvStore(store, engine.kv.kind, shared=own is None, rng=world.rng, clock=world.clock, published=published)
     logger.info("the arena holds keys and values of up to %d tokens", kv.capacity_tokens)
     return kv

@@ -27,7 +27,7 @@ class Departure:
         self._limit: asyncio.Timeout | None = None
         """What ends its present wait."""
         self.why = ""
-        """As in ``Record.handed_over``."""
+        """As in ``Record.kv_transferred``."""
 
     def want(self, why: str) -> None:
         """It is to leave. Its present wait ends with DepartsError."""

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from triptych.policy.iteration import ImageBudget, Iteration, by_turns, encode_first, plan_iteration
-from triptych.policy.queueing import Turn
-from triptych.ports import Clock, EngineOutput, StagedTextEngine
+from triptych.domain.engine import EngineOutput
+from triptych.domain.queue_position import QueuePosition
+from triptych.policy.iteration import ImageBudget, Iteration, by_queue_position, encode_first, plan_iteration
+from triptych.ports import Clock, DeviceSharing
 
 
 class VisionEncoder(Protocol):
-    """The encoder and its queue. It computes only in ``turn``."""
+    """The encoder and its queue. It computes only in ``encode_batch``."""
 
     @property
     def waiting_since_s(self) -> float | None:
@@ -21,7 +22,7 @@ class VisionEncoder(Protocol):
         ...
 
     @property
-    def first_turn(self) -> Turn | None:
+    def first_queue_position(self) -> QueuePosition | None:
         """Of the item that is encoded next; None if there is none."""
         ...
 
@@ -29,7 +30,7 @@ class VisionEncoder(Protocol):
         """Call ``wake`` whenever another item is ready."""
         ...
 
-    async def turn(self, budget: ImageBudget | None = None) -> bool:
+    async def encode_batch(self, budget: ImageBudget | None = None) -> bool:
         """Encode one batch within the budget. Returns whether there was one. Reports errors to the items' callers."""
         ...
 
@@ -41,23 +42,23 @@ class DeviceScheduler:
     Used by the engine loop; ``step`` in the engine's thread.
     """
 
-    engine: StagedTextEngine
+    engine: DeviceSharing
     vision_encoder: VisionEncoder
     budget: ImageBudget | None
-    """Limit of one turn of the encoder; None for only its own limits."""
+    """Limit of one batch of the encoder; None for only its own limits."""
     patience_s: float
     """After this wait an item goes before prompts; or prompts before items, where these go first."""
     clock: Clock
-    by_turns: bool = False
+    by_queue_position: bool = False
     """Both stages go in the order in which they are due: nothing is decoded (role EP)."""
     encode_first: bool = False
     """Items go before prompts, whatever the role, and before the decodes of their iteration."""
     encode_share: float = 1.0
-    """Where prompts and answers can be computed, items take at most this share of the time; 1 does not bound it. Without a budget, one turn
+    """Where prompts and answers can be computed, items take at most this share of the time; 1 does not bound it. Without a budget, one batch
     may take longer than many steps.
     """
     _owed_s: float = field(init=False, default=0.0)
-    """What steps are to take before the next turn."""
+    """What steps are to take before the next batch."""
     _held_back: bool = field(init=False, default=False)
     _held_back_since_s: float | None = field(init=False, default=None)
     """Since when items go before a prompt that could be computed."""
@@ -67,16 +68,16 @@ class DeviceScheduler:
         """Whether an item waits to be encoded."""
         return self.vision_encoder.waiting_since_s is not None
 
-    def next(self, *, prefill_turn: Turn | None, can_step: bool) -> Iteration:
-        """What the next iteration does besides decodes. Call it once per iteration, with the engine's ``prefill_turn`` and ``can_step``."""
+    def next(self, *, prefill_queue_position: QueuePosition | None, can_step: bool) -> Iteration:
+        """What the next iteration does besides decodes. Call it once per iteration, with the engine's ``prefill_queue_position`` and ``can_step``."""
         if self.encode_first:
-            return self._encode_first(prefill_ready=prefill_turn is not None)
-        if self.by_turns:
-            return by_turns(prompt=prefill_turn, item=self.vision_encoder.first_turn)
+            return self._encode_first(prefill_ready=prefill_queue_position is not None)
+        if self.by_queue_position:
+            return by_queue_position(prompt=prefill_queue_position, item=self.vision_encoder.first_queue_position)
         if can_step and self._owed_s > 0:
             self._held_back = False
             return Iteration(prefill=True, encode=False)
-        prefill_ready = prefill_turn is not None
+        prefill_ready = prefill_queue_position is not None
         since_s = self.vision_encoder.waiting_since_s
         iteration = plan_iteration(
             prefill_ready=prefill_ready,
@@ -103,7 +104,7 @@ class DeviceScheduler:
     async def encode(self) -> None:
         """Run the encoder's part of an iteration."""
         began_s = self.clock()
-        await self.vision_encoder.turn(self.budget)
+        await self.vision_encoder.encode_batch(self.budget)
         self._owed_s = (self.clock() - began_s) * (1 / self.encode_share - 1)
 
     def step(self, iteration: Iteration) -> list[EngineOutput]:

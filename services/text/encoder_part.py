@@ -9,13 +9,14 @@ import logging
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from triptych.domain.stage import ModelPart
 from triptych.engine.checkpoint import Checkpoint
 from triptych.machine.stage_states import StageStates
 from triptych.policy.batching import MEASURED_SHARE
 from triptych.policy.iteration import ImageBudget
-from triptych.ports import ObservedTextEngine, Offload
+from triptych.ports import Offload, TextEngine
 from triptych.runtime.metrics import Metrics
 from triptych.runtime.process import CannotStart
 from triptych.runtime.world import World
@@ -23,14 +24,14 @@ from triptych.transport.data_plane import DataPlane
 
 from ..encoder import build as encoders  # noqa: TID252 - in the wheel the services lie within triptych
 from ..encoder.build import BuiltEncoder as BuiltEncoder  # noqa: PLC0414, TID252
-from ..encoder.build import LoadedEncoder  # noqa: TID252
 from ..encoder.engines import loaded as loaded_encoder  # noqa: TID252
 from ..encoder.gauges import watch  # noqa: TID252
 from ..encoder.record import NO_RECORD, EncoderRecord, Record  # noqa: TID252
+from ..encoder.service import LoadedEncoder  # noqa: TID252
 from ..encoder.settings import EncoderSettings  # noqa: TID252
 from .engines import EngineThreads
 from .settings import TextSettings
-from .weight_offloading import Unloadable, WeightOffloading, weights_of
+from .weight_offloading import Unloadable, WeightOffloading, checked_weights
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ class EncoderPart:
     """The encoder of an instance of other stages, loaded."""
 
     settings: EncoderSettings
-    loaded: LoadedEncoder
+    loaded: LoadedEncoder[Any]
     budget: ImageBudget | None = None
     """Of a turn in the text engine's thread; None for only the encoder's own limits."""
     offloading: WeightOffloading | None = None
@@ -86,15 +87,13 @@ async def loaded_part(
             loaded_encoder(own_settings, world, checkpoint, compute=threads.encoder, can_unload=offloading is not None)
         )
         if offloading is not None:
-            vision = weights_of(loaded.engine)
+            vision = checked_weights(loaded.engine.weights)
             offloading.add(ModelPart.ENCODER, Unloadable(vision))
             await threads.encoder.run(vision.unload)
         yield EncoderPart(own_settings, loaded, offloading=offloading, record=EncoderRecord(metrics))
 
 
-async def beside(
-    part: EncoderPart, settings: TextSettings, engine: ObservedTextEngine, threads: EngineThreads
-) -> EncoderPart:
+async def beside(part: EncoderPart, settings: TextSettings, engine: TextEngine, threads: EngineThreads) -> EncoderPart:
     """The part, as it computes beside the loaded text engine. Raises CannotStart."""
     if threads.shared is None:
         return replace(part, budget=await threads.text.run(_image_budget, part, settings, engine))
@@ -115,7 +114,7 @@ def settings_of_encoder(settings: TextSettings) -> EncoderSettings:
         raise CannotStart(f"--mount-encoder: {error}") from None
 
 
-def _image_budget(part: EncoderPart, settings: TextSettings, text: ObservedTextEngine) -> ImageBudget | None:
+def _image_budget(part: EncoderPart, settings: TextSettings, text: TextEngine) -> ImageBudget | None:
     """Of a turn, measured with these engines; None for only the encoder's own limits. Runs in their thread."""
     vision, tpot_slo_s = part.loaded.engine, settings.engine_options.tpot_slo_s
     if tpot_slo_s is None:

@@ -15,18 +15,11 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any, TypeVar
 
+from triptych.domain.engine import EngineOutput, EngineRequest
+from triptych.domain.queue_position import QueuePosition
 from triptych.errors import EngineFailure, InstanceLost, TriptychError, Unavailable
 from triptych.policy.iteration import Iteration
-from triptych.policy.queueing import Turn
-from triptych.ports import (
-    Clock,
-    EngineOutput,
-    EngineRequest,
-    HandingTextEngine,
-    ObservedTextEngine,
-    Offload,
-    TextEngine,
-)
+from triptych.ports import Clock, Offload, TextEngine
 
 from .device_scheduler import DeviceScheduler
 from .sequences import Sequences
@@ -68,7 +61,7 @@ class _Load:
     pending_tokens: int = 0
     waiting: AbstractSet[str] = frozenset()
     """Requests not started yet."""
-    prefill_turn: Turn | None = None
+    prefill_queue_position: QueuePosition | None = None
     awaiting: AbstractSet[str] = frozenset()
     """Requests with a choice that has started, and whose keys and values arrive."""
     free_tokens: int | None = None
@@ -81,7 +74,7 @@ class EngineLoop:
 
     def __init__(
         self,
-        engine: ObservedTextEngine,
+        engine: TextEngine,
         thread: Offload,
         *,
         clock: Clock,
@@ -99,7 +92,7 @@ class EngineLoop:
         self._copies: deque[_Copy] = deque()
         self._followed: dict[str, tuple[tuple[int, ...], Callable[[Mapping[int, int]], None]]] = {}
         """Requests with their choices, and whom to tell of their computed positions."""
-        self._handing = handing_engine(engine)
+        self._kv = engine.kv
         self._has_ended = False
         self._scheduler = scheduler
         if scheduler is not None:
@@ -113,7 +106,7 @@ class EngineLoop:
         self._adding: dict[str, _Joining] = {}
         """Being passed to the engine, which has not reported its load since."""
         self._live: dict[str, Sequences] = {}
-        self._turns: dict[str, Turn] = {}
+        self._queue_positions: dict[str, QueuePosition] = {}
         """Of those of them that have not begun."""
         self._lost_at: list[tuple[float, str]] = []
         """A heap of when these cannot be served in time any more. Some may have begun or gone since."""
@@ -138,7 +131,7 @@ class EngineLoop:
     @property
     def requests(self) -> tuple[int, int]:
         """Number of requests that the engine has not started, and of those that it has."""
-        return len(self._joining) + len(self._turns), len(self._live) - len(self._turns)
+        return len(self._joining) + len(self._queue_positions), len(self._live) - len(self._queue_positions)
 
     def submit(
         self, request: EngineRequest, *, on_copied: Callable[[], None], on_over: Callable[[], None]
@@ -214,7 +207,9 @@ class EngineLoop:
                 iteration = (
                     _ALONE
                     if self._scheduler is None
-                    else self._scheduler.next(prefill_turn=self._load.prefill_turn, can_step=self._can_step)
+                    else self._scheduler.next(
+                        prefill_queue_position=self._load.prefill_queue_position, can_step=self._can_step
+                    )
                 )
                 encoder = self._scheduler if iteration.encode else None
                 if encoder is not None and encoder.encode_first:
@@ -237,8 +232,8 @@ class EngineLoop:
     @property
     def _is_due(self) -> bool:
         """Whether there is anything to do."""
-        told = bool(self._joining or self._cancelled or self._copies or self._is_lost)
-        return told or self._can_step or self._encode_ready
+        is_asked = bool(self._joining or self._cancelled or self._copies or self._is_lost)
+        return is_asked or self._can_step or self._encode_ready
 
     @property
     def _can_step(self) -> bool:
@@ -252,13 +247,13 @@ class EngineLoop:
         self._wake.set()
 
     async def _apply(self) -> None:
-        """Pass cancelled and new requests to the engine, and the new turns of those that are lost by now."""
+        """Pass cancelled and new requests to the engine, and the new queue positions of those that are lost by now."""
         joining, self._joining = self._joining, {}
         for request_id, entry in joining.items():
             self._live[request_id] = entry.sequences
-            self._turns[request_id] = entry.request.turn
-            heappush(self._lost_at, (entry.request.turn.lost_s, request_id))
-        lost, copies = self._lost_turns(), self._next_copies()
+            self._queue_positions[request_id] = entry.request.queue_position
+            heappush(self._lost_at, (entry.request.queue_position.lost_s, request_id))
+        lost, copies = self._lost_positions(), self._next_copies()
         if not (joining or self._cancelled or lost or copies):
             return
         self._adding = joining
@@ -266,7 +261,7 @@ class EngineLoop:
         requests = [entry.request for entry in joining.values()]
         refused, results, load = await self._thread.run(self._exchange, cancelled, requests, lost, copies)
         self._adding = {}
-        self._told(load)
+        self._take_over(load)
         for copy, (result, error) in zip(copies, results, strict=True):
             if error is not None:
                 _fail_copy(copy, error)
@@ -288,32 +283,34 @@ class EngineLoop:
                 nbytes += copy.nbytes
         return copies
 
-    def _told(self, load: _Load) -> None:
+    def _take_over(self, load: _Load) -> None:
         """Take over what the engine's thread says."""
         self._load = load
         for request_id, computed in load.computed.items():
             if (followed := self._followed.get(request_id)) is not None:
                 followed[1](computed)
 
-    def _lost_turns(self) -> list[tuple[str, Turn]]:
-        """The new turns of requests that have not begun, and cannot be served in time any more."""
-        if len(self._lost_at) > 2 * len(self._turns) + _SPARE:
-            self._lost_at = sorted((turn.lost_s, request_id) for request_id, turn in self._turns.items())
+    def _lost_positions(self) -> list[tuple[str, QueuePosition]]:
+        """The new queue positions of requests that have not begun, and cannot be served in time any more."""
+        if len(self._lost_at) > 2 * len(self._queue_positions) + _SPARE:
+            self._lost_at = sorted(
+                (queue_position.lost_s, request_id) for request_id, queue_position in self._queue_positions.items()
+            )
         now_s = self._clock()
-        lost: list[tuple[str, Turn]] = []
+        lost: list[tuple[str, QueuePosition]] = []
         while self._lost_at and self._lost_at[0][0] < now_s:
             _, request_id = heappop(self._lost_at)
-            turn = self._turns.get(request_id)
-            if turn is not None and turn.lost_s < now_s:
-                self._turns[request_id] = turn.at(now_s)
-                lost.append((request_id, self._turns[request_id]))
+            queue_position = self._queue_positions.get(request_id)
+            if queue_position is not None and queue_position.lost_s < now_s:
+                self._queue_positions[request_id] = queue_position.at(now_s)
+                lost.append((request_id, self._queue_positions[request_id]))
         return lost
 
     def _exchange(
         self,
         cancelled: set[tuple[str, int | None]],
         requests: list[EngineRequest],
-        lost: list[tuple[str, Turn]],
+        lost: list[tuple[str, QueuePosition]],
         copies: Sequence[_Copy],
     ) -> tuple[dict[str, Exception], list[tuple[Any, Exception | None]], _Load]:
         """Runs in the engine's thread. Returns the refused requests, and the results or errors of the copies."""
@@ -328,8 +325,8 @@ class EngineLoop:
                 self._engine.add(request)
             except Exception as error:  # noqa: BLE001 - reported to its caller
                 refused[request.request_id] = error
-        for request_id, turn in lost:
-            self._engine.reorder(request_id, turn)
+        for request_id, queue_position in lost:
+            self._engine.reorder(request_id, queue_position)
         results: list[tuple[Any, Exception | None]] = []
         for copy in copies:
             try:
@@ -352,9 +349,9 @@ class EngineLoop:
                 self._fail(request_id, error)
             return
         now_s = self._clock()
-        self._told(load)
-        for request_id in [name for name in self._turns if name not in load.waiting or name in load.awaiting]:
-            del self._turns[request_id]
+        self._take_over(load)
+        for request_id in [name for name in self._queue_positions if name not in load.waiting or name in load.awaiting]:
+            del self._queue_positions[request_id]
             self._live[request_id].join(began_s)
         for output in outputs:
             self._deliver(output, now_s)
@@ -370,7 +367,7 @@ class EngineLoop:
             self._fail(output.request_id, output.error)
             return
         sequences.deliver(output, now_s)
-        self._turns.pop(output.request_id, None)  # another choice, which goes on as well, may still wait
+        self._queue_positions.pop(output.request_id, None)  # another choice, which goes on as well, may still wait
         if sequences.is_over:
             self._leave(output.request_id)
 
@@ -383,19 +380,19 @@ class EngineLoop:
 
     def _engine_load(self) -> _Load:
         """Runs in the engine's thread."""
-        prefill_turn = None if self._scheduler is None else self._scheduler.engine.prefill_turn
+        prefill_queue_position = None if self._scheduler is None else self._scheduler.engine.prefill_queue_position
         computed: dict[str, dict[int, int]] = {}
         awaiting: AbstractSet[str] = frozenset()
-        if self._handing is not None:
-            awaiting = {request_id for request_id, _ in self._handing.awaiting}
+        if self._kv is not None:
+            awaiting = {request_id for request_id, _ in self._kv.awaiting}
             for request_id, (choices, _) in list(self._followed.items()):
-                computed[request_id] = {choice: self._handing.computed(request_id, choice) for choice in choices}
+                computed[request_id] = {choice: self._kv.computed(request_id, choice) for choice in choices}
         return _Load(
             self._engine.has_work,
             self._engine.can_step,
             self._engine.pending_tokens,
             self._engine.waiting,
-            prefill_turn,
+            prefill_queue_position,
             awaiting,
             self._engine.kv_free_tokens,
             computed,
@@ -410,13 +407,8 @@ class EngineLoop:
         self._leave(request_id).fail(error)
 
     def _leave(self, request_id: str) -> Sequences:
-        self._turns.pop(request_id, None)
+        self._queue_positions.pop(request_id, None)
         return self._live.pop(request_id)
-
-
-def handing_engine(engine: TextEngine) -> HandingTextEngine | None:
-    """The engine, if its keys and values can be copied out and in."""
-    return engine if isinstance(engine, HandingTextEngine) and engine.kv_kind is not None else None
 
 
 def most_tokens(request: EngineRequest) -> int:

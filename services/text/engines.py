@@ -17,7 +17,7 @@ from triptych.engine.checkpoint import DTYPES, Checkpoint
 from triptych.engine.delay import DelayTextEngine, delay_costs
 from triptych.engine.first_pass import answer_first
 from triptych.families.model_files import BadModel
-from triptych.ports import ObservedTextEngine, Offload
+from triptych.ports import Offload, TextEngine
 from triptych.runtime.hub import served_name
 from triptych.runtime.metrics import Read
 from triptych.runtime.process import CannotStart
@@ -26,7 +26,7 @@ from triptych.tokens.detokenize import IncrementalDetokenizer
 from triptych.tokens.grammar import Grammars
 from triptych.tokens.tokenizer import Tokenizer
 
-from .build import LoadedText
+from .service import LoadedText
 from .settings import TextSettings
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 class _Engine:
     """An engine with what it was loaded from. One that sleeps runs what its profile is of."""
 
-    engine: ObservedTextEngine
+    engine: TextEngine
     part: ServedPart
     metrics: Read | None = None
     close: Callable[[], None] | None = None
@@ -117,7 +117,7 @@ def _load_vllm(settings: TextSettings, checkpoint: Checkpoint, model_id: str) ->
         model_id=model_id,
         max_embedding_bytes=settings.tensor_cache.max_embedding_bytes,
         compute=settings.compute,
-        hands_over=not settings.role.serves(Stage.PREFILL, Stage.DECODE),
+        transfers_kv=not settings.role.serves(Stage.PREFILL, Stage.DECODE),
     )
     part = ServedPart(engine.identity, engine.max_sequences, token_budget=engine.token_budget)
     return _Engine(engine, part, engine.metrics, engine.close, engine.when_lost)

@@ -19,7 +19,7 @@ from triptych.domain.embedding import LeaseId
 from triptych.domain.kv_segment import KvKind, KvSegment, SealedSegment
 from triptych.errors import LeaseLost, TriptychError
 from triptych.machine.arena.arena_events import Slot
-from triptych.ports import Clock, HandingTextEngine
+from triptych.ports import Clock, KvAccess
 from triptych.runtime.tasks import TaskScope
 
 from .engine_loop import EngineLoop
@@ -54,17 +54,17 @@ class Exporter:
 
     store: KvStore
     loop: EngineLoop
-    engine: HandingTextEngine
+    access: KvAccess
     scope: TaskScope
     clock: Clock
     record: Record
 
     async def transfer(self, job: Job) -> "KvTransfer":
-        """Of all tokens that are known, before they are computed: once there is room for them, in the request's turn."""
+        """Of all tokens that are known, before they are computed: once there is room for them, at the request's queue position."""
         parts = _parts(
             self.store.kind, job, {choice: len(token_ids) for choice, token_ids in job.request.begun.items()}
         )
-        slots = await self.store.reserve([part.segment for part in parts], job.turn)
+        slots = await self.store.reserve([part.segment for part in parts], job.queue_position)
         return self._transfer(job, parts, slots)
 
     def transfer_now(self, job: Job, tokens: Mapping[int, int]) -> "KvTransfer | None":
@@ -105,7 +105,7 @@ class _Export(ABC):
         self._choices = tuple(choices)
         self._store = exporter.store
         self._loop = exporter.loop
-        self._engine = exporter.engine
+        self._access = exporter.access
         self._record = exporter.record
         self._computed: Mapping[int, int] = {}
         self._awaited: float = inf
@@ -114,7 +114,7 @@ class _Export(ABC):
         self._is_ending = False
         """Nothing more will be computed."""
         self._is_stopped = False
-        self._over = asyncio.Event()
+        self._done = asyncio.Event()
 
     @abstractmethod
     async def _copy(self) -> None:
@@ -128,16 +128,16 @@ class _Export(ABC):
             logger.info("keys and values of request %s are not exported: %s", self._request_id, errors.exceptions[0])
         finally:
             self._loop.unfollow(self._request_id)
-            self._over.set()
+            self._done.set()
 
     def stop(self) -> None:
         """The request ends here."""
         self._is_stopped = True
         self._changed.set()
 
-    async def over(self) -> None:
+    async def wait_until_done(self) -> None:
         """Wait until nothing is copied any more."""
-        await self._over.wait()
+        await self._done.wait()
 
     def _tell(self, computed: Mapping[int, int]) -> None:
         self._computed = computed
@@ -169,7 +169,7 @@ class _Export(ABC):
         """Runs in the engine's thread."""
         found: list[bytes | None] = []
         for part in parts:
-            hashes = (self._engine.prefix_hash(self._request_id, choice, part.segment.end) for choice in part.choices)
+            hashes = (self._access.prefix_hash(self._request_id, choice, part.segment.end) for choice in part.choices)
             found.append(next((prefix_hash for prefix_hash in hashes if prefix_hash is not None), None))
         return found
 
@@ -180,7 +180,7 @@ class _Export(ABC):
         """Runs in the engine's thread. False if it was preempted: what is computed is told anew."""
         assert part.slot is not None  # noqa: S101 - it is not sealed
         memory = self._store.window(part.slot)
-        return any(self._engine.pack(self._request_id, choice, part.segment, memory) for choice in part.choices)
+        return any(self._access.pack(self._request_id, choice, part.segment, memory) for choice in part.choices)
 
     async def _seal(self, part: _Part, copied: "asyncio.Future[bool]") -> None:
         """Seal what ``_begin_copy`` has begun to copy."""
@@ -244,14 +244,14 @@ class KvTransfer(_Export):
     def stop(self) -> None:
         """The request ends here, and what is sealed and not granted is for nobody."""
         super().stop()
-        if self._over.is_set():
+        if self._done.is_set():
             self._unpin()
 
     async def sealed(self) -> None:
         """Nothing more will be computed: wait until all that is computed is sealed."""
         self._is_ending = True
         self._changed.set()
-        await self.over()
+        await self.wait_until_done()
 
     @asynccontextmanager
     async def granted(self, choices: Collection[int], lease_s: float) -> AsyncIterator[tuple[SealedSegment, ...]]:

@@ -11,7 +11,8 @@ from triptych.ports import Clock
 from triptych.runtime.metrics import Metrics, gauge, longest_wait, total
 from triptych.transport.arena_gauges import ARENA, arena_gauges
 
-from .build import Instance, LoadedText
+from .build import Instance
+from .service import LoadedText
 
 
 def watch(metrics: Metrics, instance: Instance, loaded: LoadedText, clock: Clock) -> None:
@@ -38,7 +39,7 @@ def watch(metrics: Metrics, instance: Instance, loaded: LoadedText, clock: Clock
         yield from _of_copies(engine.kv_copies)
 
     def read() -> Iterable[Metric]:
-        load, memory, pulls = service.load(), receiver.cache, receiver.cache.turns
+        load, memory, pulls = service.load(), receiver.cache, receiver.cache.pulls
         prefill, decode = load.at(Stage.PREFILL), load.at(Stage.DECODE)
         if loaded.metrics is None:
             yield from of_engine(running=decode.pending, waiting=prefill.pending)

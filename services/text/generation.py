@@ -6,19 +6,20 @@ from dataclasses import dataclass
 from functools import partial
 from math import inf
 
-from triptych.domain.generation import Finished, FinishReason, HandedOver, Ready, TextEvent, TextRequest
+from triptych.domain.engine import EngineRequest
+from triptych.domain.generation import Finished, FinishReason, KvTransferred, Ready, TextEvent, TextRequest
 from triptych.domain.kv_segment import SealedSegment
 from triptych.domain.sampling import ResponseFormat
 from triptych.errors import InvalidRequest, Overloaded, TriptychError
 from triptych.machine.arena.extents import round_up
 from triptych.policy.queueing import as_called
-from triptych.ports import Clock, EngineRequest, ObservedTextEngine, Offload, Rng, TokenGrammar
+from triptych.ports import Clock, Offload, Rng, TextEngine, TokenGrammar
 from triptych.tokens.answer_text import Detokenizer
 
 from .answer import Answer
 from .checks import check_request
 from .departure import DepartsError, Departure
-from .engine_loop import EngineLoop, handing_engine
+from .engine_loop import EngineLoop
 from .exports import Exporter, KvPrefix, KvTransfer
 from .imports import Importer, Imports
 from .jobs import Job, Jobs
@@ -33,7 +34,7 @@ class Serving:
     """What the requests of an instance share."""
 
     settings: TextSettings
-    engine: ObservedTextEngine
+    engine: TextEngine
     loop: EngineLoop
     importer: Importer
     exporter: Exporter | None
@@ -65,14 +66,14 @@ class Generation:
         now_s = serving.clock()
         deadline_s = now_s + request.timeout_s
         self._departure = Departure(timeout_s=request.timeout_s, deadline_s=deadline_s, clock=serving.clock)
-        turn = as_called(
+        queue_position = as_called(
             priority=request.priority,
             deadline_s=deadline_s,
             arrived_s=now_s,
             arrival=number,
             position=request.position,
         )
-        self._job = Job(f"{request.request_id}/{number}", request, now_s, deadline_s, turn, self._departure)
+        self._job = Job(f"{request.request_id}/{number}", request, now_s, deadline_s, queue_position, self._departure)
         self._request = request
         self._serving = serving
         self._loop = serving.loop
@@ -81,7 +82,7 @@ class Generation:
         self._imports = Imports(self._job, serving.importer)
         self._prefix: KvPrefix | None = None
         self._transfer: KvTransfer | None = None
-        self._is_transferred = request.hands_over
+        self._is_transferred = request.transfers_kv
         """It goes on elsewhere once each choice has a token."""
 
     async def events(self) -> AsyncGenerator[Sequence[TextEvent]]:
@@ -110,8 +111,8 @@ class Generation:
             if answers:
                 prefill_s = max(sequences.prefill_s(choice) for choice in answers)
                 async with await self._transferred(answers.keys()) as segments:
-                    yield (HandedOver(segments, prefill_s),)
-                    self._record.handed_over(len(segments), prefill_s, self._departure.why)
+                    yield (KvTransferred(segments, prefill_s),)
+                    self._record.kv_transferred(len(segments), prefill_s, self._departure.why)
         except TriptychError as error:
             self._record.failed(error)
             raise
@@ -126,8 +127,8 @@ class Generation:
         if not serving.stages.takes(self._job.needs):
             raise serving.stages.closed()
         check_request(request, serving.engine)
-        if request.hands_over and handing_engine(serving.engine) is None:
-            raise InvalidRequest("this instance does not hand over", param="hands_over")
+        if request.transfers_kv and serving.engine.kv is None:
+            raise InvalidRequest("this instance does not transfer", param="transfers_kv")
         if len(serving.jobs) >= serving.settings.max_concurrent_requests:
             raise Overloaded(f"{serving.settings.max_concurrent_requests} requests are open, which is the limit")
         nbytes = sum(round_up(placement.ticket.slot_nbytes) for placement in request.placements)
@@ -159,7 +160,7 @@ class Generation:
             if request.sampling.response_format is not None:
                 grammar = await serving.offload.run(serving.new_grammar, request.sampling.response_format)
             arrived, pull_s = await self._imports.embeddings()
-            if request.hands_over and serving.exporter is not None:
+            if request.transfers_kv and serving.exporter is not None:
                 self._transfer = await serving.exporter.transfer(job)
             engine_request = EngineRequest(
                 job.job_id,
@@ -168,9 +169,9 @@ class Generation:
                 request.sampling.seeded(serving.rng),  # a router of the release before draws no seed
                 grammar,
                 request.tenant_salt,
-                job.turn,
+                job.queue_position,
                 request.continued,
-                pauses=request.hands_over,
+                pauses=request.transfers_kv,
                 arriving=self._imports.kv_positions,
             )
             serving.jobs.enters_engine(job)
@@ -181,7 +182,7 @@ class Generation:
                 self._prefix = serving.exporter.keep_prefix(job)
             began_s = await sequences.joined()
             job.has_begun = True
-            if request.hands_over:
+            if request.transfers_kv:
                 self._departure.settle("asked")
             kv = await self._imports.keys_and_values()
             if self._prefix is not None:
@@ -239,7 +240,7 @@ class Generation:
             return False
         if self._prefix is not None:
             self._prefix.stop()
-            await self._prefix.over()
+            await self._prefix.wait_until_done()
         tokens = {choice: answer.completion_tokens - 1 for choice, answer in answers.items()}
         self._transfer = exporter.transfer_now(job, tokens)
         if self._transfer is None:
@@ -247,7 +248,7 @@ class Generation:
         self._is_transferred = True
         self._departure.settle()
         async with self._departure.bounded():
-            await self._loop.between(partial(exporter.engine.pause, job.job_id))
+            await self._loop.between(partial(exporter.access.pause, job.job_id))
         return True
 
     async def _transferred(self, choices: Collection[int]) -> AbstractAsyncContextManager[tuple[SealedSegment, ...]]:
@@ -270,7 +271,7 @@ class Generation:
             self._transfer.stop()
         if self._prefix is not None:
             self._prefix.stop()
-        self._serving.jobs.over(self._job)
+        self._serving.jobs.ended(self._job)
         self._serving.notify()
 
 

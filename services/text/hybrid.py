@@ -55,7 +55,7 @@ class HybridInstance:
             continues=text.continues,
             prefills_early=text.prefills_early,
             kv_kind=text.kv_kind,
-            hands_over=text.hands_over,
+            transfers_kv=text.transfers_kv,
             kv_segment_tokens=text.kv_segment_tokens,
             kv_position_bytes=text.kv_position_bytes,
             switchable=text.switchable,

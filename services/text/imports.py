@@ -1,6 +1,6 @@
 """What a request brings from other instances: embeddings of its items, and keys and values of its tokens.
 
-    tickets -- pull, in turn --> receiver -- copy, between two steps --> engine
+    tickets -- pull, queued --> receiver -- copy, between two steps --> engine
 
 Keys and values are of an answer that another instance began, or of the prefix of a new prompt. Those that are lost are computed.
 """
@@ -16,7 +16,7 @@ from triptych.domain.embedding import Tensor, Ticket
 from triptych.domain.generation import KvReport, TextRequest
 from triptych.domain.kv_segment import KV, KvKind, KvSegment
 from triptych.errors import InvalidRequest, TriptychError
-from triptych.ports import Clock, HandingTextEngine
+from triptych.ports import Clock, KvAccess
 from triptych.runtime.tasks import TaskScope
 from triptych.transport.receiver import Arrived, TensorReceiver
 
@@ -36,8 +36,8 @@ class Importer:
 
     receiver: TensorReceiver
     loop: EngineLoop
-    engine: HandingTextEngine | None
-    """Takes keys and values; None if it cannot."""
+    access: KvAccess | None
+    """Takes keys and values; None if the engine cannot."""
     scope: TaskScope
     clock: Clock
     record: Record
@@ -68,7 +68,7 @@ class Imports:
         clock = self._importer.clock
         began_s = clock()
         self._in_receiver = True
-        arrived = await self._receiver.acquire(self._job.job_id, self._request.placements, self._job.turn)
+        arrived = await self._receiver.acquire(self._job.job_id, self._request.placements, self._job.queue_position)
         return arrived, clock() - began_s
 
     @property
@@ -87,7 +87,7 @@ class Imports:
             return None
         # The engine's copies read what is pinned, so a caller that leaves does not interrupt them.
         self._importer.scope.spawn(self._kv.run(), name="kv-import")
-        return await self._kv.over()
+        return await self._kv.wait_until_done()
 
     def copied(self) -> None:
         """The engine has its copies of the embeddings, or does not want them."""
@@ -140,18 +140,18 @@ class _KvImport:
         """Raises InvalidRequest."""
         request = job.request
         self._request_id = job.job_id
-        self._turn = job.turn
+        self._queue_position = job.queue_position
         self._by = importer
         self._receiver = importer.receiver
         self._is_prefix = not request.continued
         self._lengths = _lengths(request)
-        kind = None if importer.engine is None else importer.engine.kv_kind
+        kind = None if importer.access is None else importer.access.kind
         self._offered, self._ignored = _usable(request, kind, self._lengths.keys())
         self._covered = dict.fromkeys(self._lengths, 0)
         self._pulls: deque[_Pull] = deque()
         self._is_running = False
         self._has_ended = False
-        self._over = asyncio.Event()
+        self._done = asyncio.Event()
         self.pulled_positions = 0
         """Where the last segment ends that was pulled."""
         self._pulled_tokens = self._pulled_nbytes = self._found_tokens = 0
@@ -165,13 +165,13 @@ class _KvImport:
         self._is_running = True
         try:
             self._computed(len(self._ignored))
-            if self._by.engine is not None and self._offered:
-                await self._bring(self._by.engine)
+            if self._by.access is not None and self._offered:
+                await self._bring(self._by.access)
         except* TriptychError as errors:
             logger.info("keys and values of request %s do not arrive: %s", self._request_id, errors.exceptions[0])
         finally:
             self._give_back()
-            self._over.set()
+            self._done.set()
 
     def stop(self) -> None:
         """The request ends here."""
@@ -179,16 +179,16 @@ class _KvImport:
         if not self._is_running:
             self._give_back()
 
-    async def over(self) -> KvReport:
+    async def wait_until_done(self) -> KvReport:
         """Wait until nothing more will arrive."""
         began_s = self._by.clock()
-        await self._over.wait()
+        await self._done.wait()
         computed = sum(max(0, length - 1 - self._covered[choice]) for choice, length in self._lengths.items())
         pull_s = self._by.clock() - began_s
         return KvReport(self._pulled_tokens, self._found_tokens, computed, self._pulled_nbytes, pull_s)
 
-    async def _bring(self, engine: HandingTextEngine) -> None:
-        computed, awaiting = await self._by.loop.between(partial(self._state, engine))
+    async def _bring(self, access: KvAccess) -> None:
+        computed, awaiting = await self._by.loop.between(partial(self._state, access))
         for choice, positions in computed.items():
             self._cover(choice, positions)
         async with asyncio.TaskGroup() as group:
@@ -206,27 +206,27 @@ class _KvImport:
                 task = group.create_task(self._pull(name, offered))
                 self._pulls.append(_Pull(offered, lacking, name, task))
                 if len(self._pulls) == _AT_ONCE:
-                    await self._copy_in(engine)
+                    await self._copy_in(access)
             while self._pulls:
-                await self._copy_in(engine)
-        await self._by.loop.between(partial(engine.arrived, self._request_id))
+                await self._copy_in(access)
+        await self._by.loop.between(partial(access.arrived, self._request_id))
 
-    def _state(self, engine: HandingTextEngine) -> tuple[dict[int, int], set[int]]:
+    def _state(self, access: KvAccess) -> tuple[dict[int, int], set[int]]:
         """Runs in the engine's thread: the positions that each choice has already, and the choices that await more."""
-        computed = {choice: engine.computed(self._request_id, choice) for choice in self._lengths}
-        return computed, {choice for request_id, choice in engine.awaiting if request_id == self._request_id}
+        computed = {choice: access.computed(self._request_id, choice) for choice in self._lengths}
+        return computed, {choice for request_id, choice in access.awaiting if request_id == self._request_id}
 
     async def _pull(self, name: str, offered: _Offered) -> tuple[Tensor, int] | None:
         """The segment, and the bytes pulled for it; None if it is lost. It stays until the caller leaves the receiver."""
         offered.in_receiver = True
         try:
-            tensors, nbytes = await self._receiver.acquire_transient(name, offered.ticket, self._turn)
+            tensors, nbytes = await self._receiver.acquire_transient(name, offered.ticket, self._queue_position)
         except TriptychError as error:
             logger.info("a segment of request %s is computed: %s", self._request_id, error)
             return None
         return tensors[KV], nbytes
 
-    async def _copy_in(self, engine: HandingTextEngine) -> None:
+    async def _copy_in(self, access: KvAccess) -> None:
         """Copy in the next segment, and those behind it that have come as well: between the same two steps, as far as the loop copies so
         much at once. One that is lost is the last.
         """
@@ -235,7 +235,7 @@ class _KvImport:
         while self._pulls and (not come or self._pulls[0].task.done()):
             come.append(self._pulls.popleft())
         try:
-            copying = [self._begin_copies(engine, pull) for pull in come]
+            copying = [self._begin_copies(access, pull) for pull in come]
             copied = [await asyncio.gather(*copies, return_exceptions=True) for copies in copying]
             for pull, results in zip(come, copied, strict=True):
                 if results:
@@ -245,7 +245,7 @@ class _KvImport:
                 self._receiver.leave(pull.name)
                 self._receiver.copies_gone(pull.name)
 
-    def _begin_copies(self, engine: HandingTextEngine, pull: _Pull) -> list["asyncio.Future[bool]"]:
+    def _begin_copies(self, access: KvAccess, pull: _Pull) -> list["asyncio.Future[bool]"]:
         """One for each choice; none if the segment is lost, or one before it."""
         segment = pull.offered.segment
         pulled = None if pull.task.cancelled() else pull.task.result()
@@ -256,7 +256,7 @@ class _KvImport:
             return []
         memory = pulled[0].data
         return [
-            self._by.loop.between(partial(engine.unpack, self._request_id, choice, segment, memory), segment.nbytes)
+            self._by.loop.between(partial(access.unpack, self._request_id, choice, segment, memory), segment.nbytes)
             for choice in pull.choices
         ]
 

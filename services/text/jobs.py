@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from triptych.domain.generation import TextRequest
+from triptych.domain.queue_position import QueuePosition
 from triptych.domain.stage import Stage
-from triptych.policy.queueing import Turn
 
 from .departure import Departure
 from .open_stages import BOTH, DECODE, PREFILL
@@ -19,7 +19,7 @@ class Job:
     request: TextRequest
     arrived_s: float
     deadline_s: float
-    turn: Turn
+    queue_position: QueuePosition
     """Its position in every queue of this instance."""
     departure: Departure
     in_engine: bool = False
@@ -35,7 +35,7 @@ class Job:
     def tokens(self) -> int:
         """Prompt tokens and the most that may be generated here."""
         request = self.request
-        most = 1 if request.hands_over else request.sampling.max_tokens or 0
+        most = 1 if request.transfers_kv else request.sampling.max_tokens or 0
         return len(request.token_ids) + len(request.begun) * most
 
     @property
@@ -43,11 +43,11 @@ class Job:
         """The stages that compute it."""
         if self.request.continued:
             return DECODE
-        return PREFILL if self.request.hands_over or self.request.early else BOTH
+        return PREFILL if self.request.transfers_kv or self.request.early else BOTH
 
     def runs_at(self, stage: Stage) -> bool:
         """Whether this stage has something to do for it, or to transfer."""
-        is_over = stage is Stage.PREFILL and self.has_answered and not self.request.hands_over
+        is_over = stage is Stage.PREFILL and self.has_answered and not self.request.transfers_kv
         return stage in self.needs and not is_over
 
 
@@ -91,7 +91,7 @@ class Jobs:
             done |= DECODE
         return done & job.needs
 
-    def over(self, job: Job) -> None:
+    def ended(self, job: Job) -> None:
         """Of one that may not have been admitted."""
         if self._jobs.pop(job.job_id, None) is not None:
             self._count(job, -1)

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 from triptych.domain.embedding import GENERATION_NBYTES, KEY_NBYTES, LEASE_ID_NBYTES, LeaseId
 from triptych.domain.kv_segment import KvKind, KvPlacement, KvSegment, SealedSegment
+from triptych.domain.queue_position import QueuePosition
 from triptych.errors import ArenaFull, InvalidMedia
 from triptych.machine.arena.arena_events import Slot
 from triptych.machine.arena.extents import round_up
 from triptych.machine.arena.published import PublishedContents
-from triptych.policy.queueing import Turn
 from triptych.ports import Clock, Rng
 from triptych.transport.arena_store import ArenaStore
 
@@ -23,7 +23,7 @@ class _Waiting:
     """A caller that waits for room."""
 
     nbytes: int
-    turn: Turn
+    queue_position: QueuePosition
     is_next: asyncio.Event = field(default_factory=asyncio.Event)
     """It is the first in line, and there is room."""
 
@@ -70,7 +70,7 @@ class KvStore:
         """Leases on what lies here; 0 where the arena is shared with an encoder, which waits for all of them when it drains."""
         return 0 if self._shared else self.store.memory.leases
 
-    async def reserve(self, segments: Sequence[KvSegment], turn: Turn) -> list[Slot]:
+    async def reserve(self, segments: Sequence[KvSegment], queue_position: QueuePosition) -> list[Slot]:
         """Slots for all segments, once there is room and it is this caller's turn. None overtakes, so that nothing starves.
 
             join the line -> first, and there is room -> reserve -> leave the line, call the next
@@ -82,7 +82,7 @@ class KvStore:
         nbytes = sum(round_up(segment.nbytes + 2 * GENERATION_NBYTES) for segment in segments)
         if self._shared or nbytes > self.store.memory.capacity_bytes:
             return self.reserve_now(segments)
-        waiting = _Waiting(nbytes, turn)
+        waiting = _Waiting(nbytes, queue_position)
         self._line.append(waiting)
         try:
             self._call_next()
@@ -101,7 +101,7 @@ class KvStore:
         if not self._line:
             return
         now_s = self._clock()
-        first = min(self._line, key=lambda waiting: waiting.turn.at(now_s))
+        first = min(self._line, key=lambda waiting: waiting.queue_position.at(now_s))
         if first.nbytes <= self.store.memory.available_bytes:
             first.is_next.set()
 

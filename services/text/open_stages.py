@@ -51,4 +51,4 @@ class OpenStages:
         if self.states is None:
             return InstanceLoad(stages, self.draining)
         stages = {stage: replace(load, served=self._served[stage]) for stage, load in stages.items()}
-        return InstanceLoad(stages, self.draining, stages_version=self.states.version, closed=self.states.told)
+        return InstanceLoad(stages, self.draining, stages_version=self.states.version, closed=self.states.closed)

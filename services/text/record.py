@@ -28,14 +28,14 @@ class Record(PullRecord):
         """Time between two deliveries of tokens to one sequence."""
 
     def kv_segments(self, outcome: str, count: int = 1, nbytes: int = 0) -> None:
-        """What became of segments of keys and values: ``sealed`` or ``cached`` (in the arena already) where they are handed over, ``kept`` where they are for others;
+        """What became of segments of keys and values: ``sealed`` or ``cached`` (in the arena already) where they are transferred, ``kept`` where they are for others;
         ``pulled``, ``found`` (here already), ``lost`` or ``computed`` (not tried) where they arrive.
         """
 
     def prefix_segments(self, outcome: str, count: int = 1) -> None:
         """The same of the segments of a new prompt's prefix: ``pulled``, ``found``, ``lost`` or ``computed``."""
 
-    def handed_over(self, segments: int, prefill_s: float, why: str) -> None:
+    def kv_transferred(self, segments: int, prefill_s: float, why: str) -> None:
         """An answer goes on elsewhere. ``prefill_s``: from its start to its first token. ``why``: ``asked`` for by the request,
         ``drain``, ``switch``, or ``held_up`` by items that go first.
         """
@@ -107,13 +107,13 @@ class TextRecord(Record):
         """Looking up a labelled child takes longer than counting."""
         self._transfer_failures = counter("triptych_transfer_failures", "Pulls that failed", ("backend", "code"))
         self._kv_segments = counter(
-            "triptych_kv_segments", "Segments of keys and values of requests that are handed over", ("outcome",)
+            "triptych_kv_segments", "Segments of keys and values of requests that are transferred", ("outcome",)
         )
         self._kv_bytes = counter("triptych_kv_segment_bytes", "Bytes of these segments", ("outcome",))
         self._prefix_segments = counter(
             "triptych_kv_prefix_segments", "Segments of new prompts' prefixes that others hold", ("outcome",)
         )
-        self._hand_overs = counter("triptych_kv_hand_overs", "Answers handed over", ("with_segments", "why"))
+        self._kv_transfers = counter("triptych_kv_transfers", "Answers transferred", ("with_segments", "why"))
         self._resets = metrics.common_counter(
             "triptych_transport_resets", "Resets of a transport", ("backend", "cause")
         )
@@ -169,8 +169,8 @@ class TextRecord(Record):
     def prefix_segments(self, outcome: str, count: int = 1) -> None:
         self._prefix_segments.labels(outcome).inc(count)
 
-    def handed_over(self, segments: int, prefill_s: float, why: str) -> None:
-        self._hand_overs.labels("yes" if segments else "no", why).inc()
+    def kv_transferred(self, segments: int, prefill_s: float, why: str) -> None:
+        self._kv_transfers.labels("yes" if segments else "no", why).inc()
         self._stages["prefill"].observe(prefill_s)
         if (span := tracing.recording()) is not None:
             span.stages({"prefill": prefill_s})

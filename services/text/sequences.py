@@ -5,9 +5,9 @@ import contextlib
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
+from triptych.domain.engine import EngineOutput, Scores
 from triptych.domain.generation import FinishReason
 from triptych.errors import TriptychError
-from triptych.ports import EngineOutput, Scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class _Unread:
     token_ids: list[int] = field(default_factory=list)
     scores: list[Scores] = field(default_factory=list)
     finish_reason: FinishReason | None = None
-    over: bool = False
+    has_ended: bool = False
     """No further tokens will come."""
     first_token_s: float | None = None
     last_token_s: float | None = None
@@ -131,7 +131,7 @@ class Sequences:
     def deliver(self, output: EngineOutput, now_s: float) -> None:
         """Add a step's tokens of one choice. Ignored if the choice was dropped during the step."""
         unread = self._choices[output.choice]
-        if unread.over:
+        if unread.has_ended:
             return
         if self.joined_s is None:  # another choice, which goes on as well, still waits
             self.join(now_s)
@@ -153,8 +153,8 @@ class Sequences:
 
     def drop(self, choice: int) -> None:
         """Ignore further tokens of this choice."""
-        if not self._choices[choice].over:
-            self._choices[choice].over = True
+        if not self._choices[choice].has_ended:
+            self._choices[choice].has_ended = True
             self._unfinished -= 1
             if self._unfinished == 0:
                 self.close()

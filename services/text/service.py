@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
 from itertools import count
 from math import inf
 
@@ -15,15 +16,16 @@ from triptych.domain.stage import Stage
 from triptych.errors import InvalidRequest, LeaseLost
 from triptych.machine.stage_states import StageStates
 from triptych.policy.queueing import longest_waits
-from triptych.ports import Clock, ObservedTextEngine, Offload, Rng, TokenGrammar
+from triptych.ports import Offload, TextEngine, TokenGrammar
 from triptych.runtime.hinted_load import watch_with_hints
-from triptych.runtime.tasks import TaskScope
+from triptych.runtime.metrics import Read
 from triptych.runtime.watched_value import WatchedValue
+from triptych.runtime.world import World
 from triptych.tokens.answer_text import Detokenizer
 from triptych.transport.receiver import TensorReceiver
 
 from .device_scheduler import DeviceScheduler
-from .engine_loop import EngineLoop, handing_engine
+from .engine_loop import EngineLoop
 from .exports import Exporter
 from .generation import Generation, Serving
 from .imports import Importer
@@ -39,42 +41,53 @@ _TOLERATED_GAP = 4
 """In multiples of the objective between tokens: beyond it an answer leaves an instance where items go first."""
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedText:
+    """An engine that works, the thread that runs it, and what reads and bounds its tokens."""
+
+    engine: TextEngine
+    part: ServedPart
+    thread: Offload
+    """Runs one call at a time, always in the same thread."""
+    new_detokenizer: Callable[[], Detokenizer]
+    new_grammar: Callable[[ResponseFormat], TokenGrammar]
+    """Blocks. Raises InvalidRequest."""
+    metrics: Read | None = None
+    """The engine's own metrics, if it has some."""
+    when_lost: Callable[[Callable[[], None]], None] | None = None
+    """Sets what the engine calls, in any thread, when it notices between two steps that it cannot go on."""
+
+
 class TextService:
     """``ports.Text``, and of ``ports.Encoder`` what a holder has. Call ``start`` once its scope is open."""
 
     def __init__(
         self,
-        engine: ObservedTextEngine,
-        receiver: TensorReceiver,
         settings: TextSettings,
+        world: World,
+        loaded: LoadedText,
+        receiver: TensorReceiver,
         *,
         offers: Callable[[], tuple[TransportOffer, ...]],
-        new_detokenizer: Callable[[], Detokenizer],
-        new_grammar: Callable[[ResponseFormat], TokenGrammar],
-        scope: TaskScope,
         offload: Offload,
-        engine_thread: Offload,
-        rng: Rng,
-        clock: Clock,
         record: Record,
-        part: ServedPart,
         scheduler: DeviceScheduler | None,
         kv: KvStore | None,
         states: StageStates | None,
     ) -> None:
-        """``engine_thread`` runs one call at a time, always in the same thread. ``rng`` draws missing seeds.
+        """``scheduler`` is set if the instance also encodes in the engine's thread. ``offload`` compiles grammars.
 
-        ``scheduler`` is set if the instance also encodes in that thread. ``new_grammar`` blocks, is called through
-        ``offload``, and raises InvalidRequest. ``offers`` are of the arena that others read, if there is one. ``kv``: the part of
-        that arena for keys and values; None if they are not exported. ``states``: of an instance that switches. Read only.
+        ``offers`` are of the arena that others read, if there is one. ``kv``: the part of that arena for keys and values; None if they
+        are not exported. ``states``: of an instance that switches. Read only.
         """
+        engine, scope, clock = loaded.engine, world.scope, world.clock
         self._engine = engine
         self._receiver = receiver
         self._settings = settings
         self._offers = offers
         self._scope = scope
         self._clock = clock
-        self._part = part
+        self._part = loaded.part
         self._kv = kv
         self._jobs = Jobs()
         self._stages = OpenStages(settings.role, states)
@@ -82,7 +95,7 @@ class TextService:
         self._watched_load = WatchedValue(self.load, settings.load_reports)
         self._loop = EngineLoop(
             engine,
-            engine_thread,
+            loaded.thread,
             clock=clock,
             on_change=self._watched_load.notify,
             on_gap=record.token_gap,
@@ -91,24 +104,23 @@ class TextService:
         )
         if kv is not None:
             kv.store.on_change(self._watched_load.notify)
-        kv_engine = handing_engine(engine)
-        self._kv_kind = None if kv_engine is None else kv_engine.kv_kind
+        self._kv_kind = None if engine.kv is None else engine.kv.kind
         tpot_slo_s = settings.engine_options.tpot_slo_s
         is_lender = scheduler is not None and scheduler.encode_first
         self._serving = Serving(
             settings=settings,
             engine=engine,
             loop=self._loop,
-            importer=Importer(receiver, self._loop, kv_engine, scope, clock, record),
+            importer=Importer(receiver, self._loop, engine.kv, scope, clock, record),
             exporter=None
-            if kv is None or kv_engine is None
-            else Exporter(kv, self._loop, kv_engine, scope, clock, record),
+            if kv is None or engine.kv is None
+            else Exporter(kv, self._loop, engine.kv, scope, clock, record),
             jobs=self._jobs,
             stages=self._stages,
-            new_detokenizer=new_detokenizer,
-            new_grammar=new_grammar,
+            new_detokenizer=loaded.new_detokenizer,
+            new_grammar=loaded.new_grammar,
             offload=offload,
-            rng=rng,
+            rng=world.rng,
             clock=clock,
             record=record,
             notify=self._watched_load.notify,
@@ -145,7 +157,7 @@ class TextService:
             continues=True,
             prefills_early=self._engine.finds_prefixes,
             kv_kind="" if self._kv_kind is None else self._kv_kind.digest,
-            hands_over=self._kv is not None,
+            transfers_kv=self._kv is not None,
             kv_segment_tokens=0 if self._kv_kind is None else self._kv_kind.segment_tokens,
             kv_position_bytes=0 if self._kv_kind is None else self._kv_kind.position_nbytes,
             switchable=None if self._stages.states is None else self._stages.states.widest,
@@ -157,7 +169,7 @@ class TextService:
 
         ``queue_s`` is all time before ``Ready`` except pulling. Raises before ``Ready``: TransferFailed,
         ContextTooLong, InvalidRequest, ModelNotFound, Overloaded, Unavailable; at any time: DeadlineExceeded and
-        EngineFailure. Leases in the request's tickets are released in any case, and those of ``HandedOver`` if the caller
+        EngineFailure. Leases in the request's tickets are released in any case, and those of ``KvTransferred`` if the caller
         leaves without it.
         """
         return Generation(request, next(self._numbers), self._serving).events()
@@ -227,13 +239,13 @@ class TextService:
 
     async def drain(self) -> None:
         """Refuse new requests. Returns once the running ones have ended and returned the leases of others, and then once nobody needs
-        what they handed over, or after ``handed_over_wait_s``.
+        what they transferred, or after ``kv_transfer_wait_s``.
 
-        If the settings say so, those that have not begun end with Unavailable, and answers are handed over.
+        If the settings say so, those that have not begun end with Unavailable, and answers are transferred.
         """
         self._stages.draining = True
         self._watched_load.notify()
-        if self._settings.hand_over_on_drain and self._kv is not None:
+        if self._settings.transfer_kv_on_drain and self._kv is not None:
             for job in self._jobs:
                 job.departure.want("drain")
         await self._watched_load.wait_until(lambda _: not self._jobs)
@@ -241,13 +253,13 @@ class TextService:
         if self._kv is not None:
             kv = self._kv
             try:
-                async with asyncio.timeout(self._settings.handed_over_wait_s):
+                async with asyncio.timeout(self._settings.kv_transfer_wait_s):
                     await self._watched_load.wait_until(lambda _: not kv.leases)
             except TimeoutError:
-                logger.warning("drained with %d leases on what was handed over: what was not pulled is lost", kv.leases)
+                logger.warning("drained with %d leases on what was transferred: what was not pulled is lost", kv.leases)
 
     def stages_changed(self) -> None:
-        """Other stages are open now. What has not begun at a closing one ends with StageClosed, and what is decoded is handed over
+        """Other stages are open now. What has not begun at a closing one ends with StageClosed, and what is decoded is transferred
         if decode closes; prompts that have begun are computed.
         """
         for job in self._jobs:

@@ -8,9 +8,9 @@ from pydantic import Field, field_validator, model_validator
 from triptych.domain.stage import Role, Stage
 from triptych.engine.decoder.options import EngineOptions
 from triptych.machine.arena.leases import LeaseLimits
-from triptych.machine.text.pull_turns import PullLimits
+from triptych.machine.text.pull_queue import PullLimits
 from triptych.machine.text.tensor_cache import CacheLimits
-from triptych.policy.transport import BETWEEN_PROCESSES
+from triptych.policy.transport import between_processes
 from triptych.rpc.settings import InstanceSettings
 from triptych.runtime.settings import service_config
 from triptych.transport.arena import HEADER_NBYTES
@@ -25,7 +25,7 @@ class TextSettings(InstanceSettings):
     """TCP port for calls; 0 picks a free one and logs it."""
     role: Role = Role.PD
     """Stages of this instance: prefill (P), decode (D) or both (PD), each also with encode (EP, ED, EPD), in the same thread and on
-    the same port. P and EP hand each answer over after its first token; D and ED go on with what others hand over. E needs switchable."""
+    the same port. P and EP hand each answer over after its first token; D and ED go on with what others transfer. E needs switchable."""
     switchable: Role | None = None
     """The widest role that the instance can switch to while it serves, which includes its own: it loads what all these stages need at
     start. Empty: it never switches. Orders come from the pool managers."""
@@ -40,7 +40,7 @@ class TextSettings(InstanceSettings):
     """Roles with E: prompts run before items. An item that has waited this long runs before prompts, in at most every second
     step. With encode_first, prompts run in one step after they have waited this long."""
     encode_share: float = Field(default=0.5, gt=0, le=1)
-    """Roles ED and EPD without tpot_slo_s: the most that items take of the time in which prompts or answers can be computed. Each turn of the
+    """Roles ED and EPD without tpot_slo_s: the most that items take of the time in which prompts or answers can be computed. Each batch of the
     encoder is followed by steps for as long as this asks; 1 does not bound it."""
     encode_first: bool = False
     """Roles with E: items run before prompts, beside decodes. For encoders that lend their idle time to text requests: with the router's
@@ -66,12 +66,12 @@ class TextSettings(InstanceSettings):
     """Requests that wait for their embeddings, and what is held for those that run."""
     pulls: PullLimits = PullLimits()
     """Pulls of embeddings."""
-    prefer_transport: str = Field(default="", pattern=f"^({'|'.join(BETWEEN_PROCESSES)})?$")
+    prefer_transport: str = Field(default="", pattern=f"^({'|'.join(between_processes())})?$")
     """One of ``transports`` to try first; empty ranks them by host and hardware."""
     image_cache_bytes: int = Field(default=256 * MIB, gt=HEADER_NBYTES)
     """Registered memory for pulled embeddings: those in use, and a cache in the rest."""
     kv_arena_bytes: int = Field(default=64 * MIB, ge=0)
-    """Registered memory for keys and values that this instance hands over: those that others pull, and a cache in the rest. An
+    """Registered memory for keys and values that this instance transfers: those that others pull, and a cache in the rest. An
     instance that encodes as well has them beside its embeddings instead, in the encoder's arena_bytes. 0 for none: then what is handed
     over is computed again."""
     kv_prefixes: bool = False
@@ -81,11 +81,11 @@ class TextSettings(InstanceSettings):
     """Limits of leases on them, if no encoder is mounted."""
     kv_bytes_per_step: int = Field(default=16 * MIB, ge=1)
     """Most bytes of keys and values that are copied between two steps of the engine; a segment has up to 8 MiB, or 64 tokens."""
-    hand_over_on_drain: bool = False
+    transfer_kv_on_drain: bool = False
     """When the instance drains, its answers go on elsewhere, with their keys and values, and what it has not begun is refused; else,
     and where the arena has no room, they end here. For pools in which another instance goes on: alone, it would lose them."""
-    handed_over_wait_s: float = Field(default=10.0, ge=0, le=600)
-    """How long a drain waits after the last request for others to pull what was handed over to them. They compute the rest."""
+    kv_transfer_wait_s: float = Field(default=10.0, ge=0, le=600)
+    """How long a drain waits after the last request for others to pull what was transferred to them. They compute the rest."""
     connect_timeout_s: float = Field(default=5.0, gt=0, le=60)
     """Timeout of connecting to one encoder's memory."""
     release_timeout_s: float = Field(default=2.0, gt=0, le=60)

@@ -15,7 +15,7 @@ from triptych.machine.stage_states import (
     OpeningFailed,
     OpensIn,
     OrderOvertaken,
-    Refuse,
+    RefuseOrder,
     StageStates,
     Switched,
     SwitchEvent,
@@ -33,7 +33,7 @@ class SwitchingService(Protocol):
     """A service of the instance. It reads the states, and takes work of open stages only."""
 
     def stages_changed(self) -> None:
-        """Obey the states now: refuse, end or hand over what is of a closing stage, and report the load."""
+        """Obey the states now: refuse, end or transfer what is of a closing stage, and report the load."""
         ...
 
     def is_idle(self, stage: Stage) -> bool:
@@ -99,7 +99,7 @@ class Switching:
                         self._feed(Opened(stage))
                 case Close():
                     pass  # the services are told of all changes together
-                case Refuse(error):
+                case RefuseOrder(error):
                     self._record.refused()
                     raise error
                 case OrderOvertaken():

@@ -13,7 +13,7 @@ from prometheus_client.core import Metric
 
 from triptych.domain.stage import ModelPart, Stage
 from triptych.errors import TriptychError
-from triptych.ports import Clock, Offload, UnloadableEngine, UnloadableWeights
+from triptych.ports import Clock, Offload, UnloadableWeights
 from triptych.runtime.metrics import gauge
 from triptych.runtime.process import CannotStart
 
@@ -31,8 +31,8 @@ def parts_of(stages: Iterable[Stage]) -> frozenset[ModelPart]:
     return frozenset(PART_OF[stage] for stage in stages)
 
 
-async def _at_once() -> None:
-    pass
+async def _at_once(call: Callable[[], None]) -> None:
+    call()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +40,8 @@ class Unloadable:
     """A part that can leave the memory."""
 
     weights: UnloadableWeights
-    before_unload: Callable[[], Awaitable[None]] = _at_once
-    """Raises TriptychError if it is in use."""
-    after_load: Callable[[], Awaitable[None]] = _at_once
+    call: Callable[[Callable[[], None]], Awaitable[None]] = _at_once
+    """Calls ``before_unload`` and ``after_load`` in the thread that computes with the part."""
 
 
 class WeightOffloading:
@@ -120,7 +119,7 @@ class WeightOffloading:
         try:
             await self._thread.run(unloadable.weights.load)
             began_s = self._clock()
-            await unloadable.after_load()
+            await unloadable.call(unloadable.weights.after_load)
             self._after_load_s[part] = self._clock() - began_s
         except TriptychError as error:
             logger.warning("the %s is not loaded: %s", part.value, error.message)
@@ -136,7 +135,7 @@ class WeightOffloading:
     async def _unload(self, part: ModelPart) -> None:
         unloadable = self._parts[part]
         try:
-            await unloadable.before_unload()
+            await unloadable.call(unloadable.weights.before_unload)
         except TriptychError as error:
             logger.warning("the %s stays in memory: %s", part.value, error.message)
             self._kept.add(part)
@@ -158,8 +157,8 @@ class WeightOffloading:
         yield gauge("triptych_resident_weight_bytes", "Weights of the part in memory", resident, ("part",))
 
 
-def weights_of(engine: object) -> UnloadableWeights:
-    """Raises CannotStart."""
-    if not isinstance(engine, UnloadableEngine) or engine.weights is None:
+def checked_weights(weights: UnloadableWeights | None) -> UnloadableWeights:
+    """Raises CannotStart where an engine's always stay in memory."""
+    if weights is None:
         raise CannotStart("resident=role needs engines whose weights can be unloaded")
-    return engine.weights
+    return weights

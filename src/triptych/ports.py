@@ -10,30 +10,30 @@ remote; `tests/simulation` runs a whole cluster in one process that way. Methods
 ``triptych.errors``.
 """
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Protocol, Self, TypeVar, runtime_checkable
+from typing import Protocol, TypeVar
 
 from triptych.domain.chat import ChatRequest, Tokenized
-from triptych.domain.continuation import ContinuedChoice, begun
 from triptych.domain.embedding import LeaseId, Tensor, TensorSpec, Ticket
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
-from triptych.domain.generation import ChatEvent, FinishReason, TextEvent, TextRequest
+from triptych.domain.engine import EngineOutput, EngineRequest
+from triptych.domain.engine import TokenGrammar as TokenGrammar  # noqa: PLC0414 - this page has every seam
+from triptych.domain.generation import ChatEvent, TextEvent, TextRequest
 from triptych.domain.instance import InstanceInfo, InstanceLoad, ModelInfo, TransportOffer
 from triptych.domain.kv_segment import KvCopies, KvKind, KvSegment
 from triptych.domain.media import MediaInfo, Shard
 from triptych.domain.membership import MembershipSnapshot
 from triptych.domain.pool import ManagerStatus, ManualSize, MemberReport, MembershipDelta, Order, Watch
+from triptych.domain.queue_position import QueuePosition
+from triptych.domain.region import Region
 from triptych.domain.resolving import ResolvedItem, ResolveRequest
 from triptych.domain.rng import Rng as Rng  # noqa: PLC0414 - this page has every seam
-from triptych.domain.sampling import SamplingParams
 from triptych.domain.scaling import PoolName, ScaledPool
 from triptych.domain.stage import Role
 from triptych.domain.store import Changes, Entry, Fence, LogRecord
 from triptych.domain.timeline import Readiness, Timeline
-from triptych.policy.queueing import FIRST_COME, Turn
 
 T = TypeVar("T")
 
@@ -118,7 +118,7 @@ class Text(Instance, Protocol):
     """Pulls a request's embeddings, then prefills and decodes."""
 
     def generate(self, request: TextRequest) -> AsyncGenerator[Sequence[TextEvent]]:
-        """``Ready``, then ``TokenChunk`` events of all choices, each choice ending with a ``Finished``; or ``HandedOver`` as the last
+        """``Ready``, then ``TokenChunk`` events of all choices, each choice ending with a ``Finished``; or ``KvTransferred`` as the last
         event, for the choices that have not ended.
 
         Events that are ready together are yielded together; a batch is never empty. Raises TransferFailed, naming the
@@ -315,15 +315,6 @@ class Scaler(Protocol):
 # --- transport: copies embeddings between the memories of processes --------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Region:
-    """Memory for registration with hardware. ``device`` is a CUDA device index, None for host memory."""
-
-    address: int
-    nbytes: int
-    device: int | None = None
-
-
 class Arena(Protocol):
     """A block of host or device memory, registered once and never freed while the process lives.
 
@@ -456,8 +447,9 @@ class StopSignal(Protocol):
 
 
 class UnloadableWeights(Protocol):
-    """The weights of a part of the model, which can leave the memory while nothing computes with them. Blocking; called by one thread
-    at a time.
+    """The weights of a part of the model, which can leave the memory while nothing computes with them.
+
+    Blocking. ``load`` and ``unload`` are called by one thread at a time, the others by the thread that computes with them.
     """
 
     @property
@@ -477,28 +469,15 @@ class UnloadableWeights(Protocol):
         """Raises Unavailable, with nothing in memory."""
         ...
 
-    def unload(self) -> None: ...
-
-
-@runtime_checkable
-class UnloadableEngine(Protocol):
-    """An engine that can be without its weights while it is not used."""
-
-    @property
-    def weights(self) -> UnloadableWeights | None:
-        """None where they always stay."""
+    def after_load(self) -> None:
+        """Prepare the engine to compute with them."""
         ...
-
-
-@runtime_checkable
-class UnloadableTextEngine(UnloadableEngine, Protocol):
-    """Both methods are called by the thread that calls ``step``."""
 
     def before_unload(self) -> None:
-        """Forget what the weights have made. Raises EngineFailure if there are requests."""
+        """Forget what the weights have made. Raises EngineFailure if they are in use."""
         ...
 
-    def after_load(self) -> None: ...
+    def unload(self) -> None: ...
 
 
 class EncoderEngine(Protocol[PreparedT]):
@@ -517,6 +496,11 @@ class EncoderEngine(Protocol[PreparedT]):
 
     @property
     def processor_digest(self) -> bytes: ...
+
+    @property
+    def weights(self) -> UnloadableWeights | None:
+        """None where they always stay in memory."""
+        ...
 
     def decoded_nbytes(self, info: MediaInfo, shard: Shard | None = None) -> int:
         """Peak memory of decoding, for admission before it starts. Raises InvalidMedia."""
@@ -540,101 +524,96 @@ class EncoderEngine(Protocol[PreparedT]):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class EmbeddingInput:
-    """One item's tensors, for the first ``tokens`` placeholders at or after prompt position ``start``. ``key`` is the
-    item's full identity: equal keys mean equal tensors. If it is empty, nothing of the request is cached for others.
+class KvAccess(Protocol):
+    """Keys and values of a text engine's requests, copied out and in by position: for KV transfers (docs/adr/0044).
+
+    All methods are called between two steps, by the thread that calls ``step``.
     """
 
-    start: int
-    tokens: int
-    tensors: Mapping[str, Tensor]
-    key: bytes = b""
+    @property
+    def kind(self) -> KvKind: ...
 
-
-class TokenGrammar(Protocol):
-    """Constrains one answer to a response format. Blocking, with bounded time per call; not thread-safe."""
-
-    def fork(self) -> Self:
-        """An independent copy in the same state."""
-        ...
-
-    def allowed(self) -> bytes:
-        """Bitmask of the tokens allowed next, least significant bit first. It includes an end-of-sequence token if the
-        answer may end. Raises InvalidRequest if the format has become too complex.
+    @property
+    def awaiting(self) -> AbstractSet[tuple[str, int]]:
+        """The requests and choices that have their memory and await ``unpack`` or ``arrived``. Of new choices that share a prompt,
+        the first one stands for all.
         """
         ...
 
-    def accept(self, token_id: int) -> None:
-        """Advance by an allowed token. Raises the same errors as ``allowed``."""
+    def pause(self, request_id: str) -> None:
+        """Give its choices no further token. They keep their memory until ``cancel``, as long as nothing preempts them."""
+        ...
+
+    def computed(self, request_id: str, choice: int) -> int:
+        """Positions whose keys and values are in memory, from 0 on. 0 if the choice waits, is unknown or has finished."""
+        ...
+
+    def prefix_hash(self, request_id: str, choice: int, end: int) -> bytes | None:
+        """Over the tokens and items before position ``end``, and the tenant's salt. ``end`` is at most the choice's length.
+
+        Known from ``add`` on, before anything is computed. None if its contents have no identity, or the choice is unknown or
+        has finished. It does not depend on the sizes of the engine's blocks.
+        """
+        ...
+
+    def pack(self, request_id: str, choice: int, segment: KvSegment, memory: memoryview) -> bool:
+        """Copy these positions to ``memory``, ``segment.nbytes`` of writable bytes in host memory.
+
+        Returns False, having written nothing of value, if they are not all computed (any more).
+        """
+        ...
+
+    def unpack(self, request_id: str, choice: int, segment: KvSegment, memory: memoryview) -> bool:
+        """Copy a segment in. Those of a choice come in order: what lies before is computed, found or unpacked.
+
+        Returns False, changing nothing, if the choice does not await it (any more).
+        """
+        ...
+
+    def arrived(self, request_id: str) -> None:
+        """No more will come: what is missing is computed. Without effect for a request that awaits nothing."""
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class EngineRequest:
-    """A prompt for the text engine, with ``sampling.n`` choices; ``max_tokens`` and ``seed`` are set.
-
-    Waiting requests start in the order of ``turn``; when memory runs out, the last running one is preempted. ``grammar`` is in
-    its initial state and owned by the engine from then on. Prefixes are shared only between requests of equal
-    ``tenant_salt``. With ``continued`` only these choices run, and go on after their tokens, as if the engine had generated
-    them: they count for limits and penalties, and the grammar has yet to accept them.
-    """
-
-    request_id: str
-    token_ids: tuple[int, ...]
-    embeddings: tuple[EmbeddingInput, ...]
-    sampling: SamplingParams
-    grammar: TokenGrammar | None = None
-    tenant_salt: bytes = b""
-    turn: Turn = FIRST_COME
-    continued: tuple[ContinuedChoice, ...] = ()
-    pauses: bool = False
-    """Each choice pauses after its first token, as by ``HandingTextEngine.pause``."""
-    arriving: int = 0
-    """Leading positions that ``HandingTextEngine.unpack`` will bring, of each choice to run, or of those that get most: it takes
-    memory for them when it starts, and computes nothing until ``arrived``."""
+class DeviceSharing(Protocol):
+    """Steps of a text engine that shares its device with another stage, between decodes (``policy.iteration``)."""
 
     @property
-    def begun(self) -> Mapping[int, tuple[int, ...]]:
-        """The choices to run, and the tokens that each has already."""
-        return begun(self.sampling.n, self.continued)
+    def prefill_queue_position(self) -> QueuePosition | None:
+        """The first queue position of the prompts of which the next step could compute part, given batch slots and memory; None if
+        there are none.
+        """
+        ...
 
+    def step(self) -> list[EngineOutput]:
+        """As ``TextEngine.step``."""
+        ...
 
-@dataclass(frozen=True, slots=True)
-class ScoredToken:
-    """A token and its log-probability."""
-
-    token_id: int
-    logprob: float
-
-
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """The token at one position and the most likely ones, best first."""
-
-    chosen: ScoredToken
-    top: tuple[ScoredToken, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class EngineOutput:
-    """The result of one step for one choice. ``error`` is set if the engine failed the request, with all its choices.
-
-    ``token_ids`` includes the token that ends the answer, as ``generate`` returns it. ``scores`` has one entry per
-    token if ``logprobs`` were requested. ``preemptions`` counts those of the choice so far, if the engine tells.
-    """
-
-    request_id: str
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason | None = None
-    error: Exception | None = None
-    choice: int = 0
-    scores: tuple[Scores, ...] = ()
-    preemptions: int = 0
+    def decode_step(self) -> list[EngineOutput]:
+        """Like ``step``, but without prefills: prompts wait, and started ones keep their state."""
+        ...
 
 
 class TextEngine(Protocol):
-    """The language model with continuous batching. Not thread-safe: called by one thread at a time."""
+    """The language model with continuous batching. Not thread-safe: called by one thread at a time.
+
+    What only some engines can do is a member of its own: ``kv``, ``sharing`` and ``weights``, each None where an engine cannot.
+    """
+
+    @property
+    def kv(self) -> KvAccess | None:
+        """None if keys and values cannot be copied, as where a decoder has state outside of KV blocks."""
+        ...
+
+    @property
+    def sharing(self) -> DeviceSharing | None:
+        """None if no other stage can compute between its decodes."""
+        ...
+
+    @property
+    def weights(self) -> UnloadableWeights | None:
+        """None where they always stay in memory."""
+        ...
 
     @property
     def model(self) -> ModelInfo: ...
@@ -671,7 +650,7 @@ class TextEngine(Protocol):
         """Cancel a request or one of its choices. Unknown or finished ones are ignored."""
         ...
 
-    def reorder(self, request_id: str, turn: Turn) -> None:
+    def reorder(self, request_id: str, queue_position: QueuePosition) -> None:
         """Give a request that has not begun another position. Others are ignored, as in engines with an order of their own."""
         ...
 
@@ -700,28 +679,10 @@ class TextEngine(Protocol):
         """Prompt tokens still to prefill plus tokens that may still be decoded."""
         ...
 
-
-@runtime_checkable
-class StagedTextEngine(TextEngine, Protocol):
-    """A text engine that shares its device with another stage, between decodes (``policy.iteration``)."""
-
     @property
-    def prefill_turn(self) -> Turn | None:
-        """The first turn of the prompts of which the next step could compute part, given batch slots and memory; None if there
-        are none.
-        """
+    def kv_free_tokens(self) -> int:
+        """Of ``kv_tokens``; cached prefixes that no sequence uses count as free."""
         ...
-
-    def decode_step(self) -> list[EngineOutput]:
-        """Like ``step``, but without prefills: prompts wait, and started ones keep their state."""
-        ...
-
-
-class ObservedTextEngine(TextEngine, Protocol):
-    """A text engine that an instance runs: metrics show its memory."""
-
-    @property
-    def kv_free_tokens(self) -> int: ...
 
     @property
     def prefix_queries_tokens(self) -> int:
@@ -741,60 +702,6 @@ class ObservedTextEngine(TextEngine, Protocol):
     @property
     def kv_copies(self) -> KvCopies:
         """Copies of such sequences in the memory of the host."""
-        ...
-
-
-@runtime_checkable
-class HandingTextEngine(ObservedTextEngine, Protocol):
-    """A text engine whose keys and values can be copied out and in, by position: for hand-overs (docs/adr/0044).
-
-    All methods are called between two steps, by the thread that calls ``step``.
-    """
-
-    @property
-    def kv_kind(self) -> KvKind | None:
-        """None if its decoder has state outside of KV blocks: then nothing can be copied out or in."""
-        ...
-
-    @property
-    def awaiting(self) -> AbstractSet[tuple[str, int]]:
-        """The requests and choices that have their memory and await ``unpack`` or ``arrived``. Of new choices that share a prompt,
-        the first one stands for all.
-        """
-        ...
-
-    def pause(self, request_id: str) -> None:
-        """Its choices get no further token. They keep their memory until ``cancel``, as long as nothing preempts them."""
-        ...
-
-    def computed(self, request_id: str, choice: int) -> int:
-        """Positions whose keys and values are in its memory, from 0 on. 0 if the choice waits, is unknown or has finished."""
-        ...
-
-    def prefix_hash(self, request_id: str, choice: int, end: int) -> bytes | None:
-        """Over the tokens and items before position ``end``, and the tenant's salt. ``end`` is at most the choice's length.
-
-        Known from ``add`` on, before anything is computed. None if its contents have no identity, or the choice is unknown or
-        has finished. It does not depend on the sizes of the engine's blocks.
-        """
-        ...
-
-    def pack(self, request_id: str, choice: int, segment: KvSegment, memory: memoryview) -> bool:
-        """Copy these positions to ``memory``, ``segment.nbytes`` of writable bytes in host memory.
-
-        Returns False, having written nothing of value, if they are not all computed (any more).
-        """
-        ...
-
-    def unpack(self, request_id: str, choice: int, segment: KvSegment, memory: memoryview) -> bool:
-        """Copy a segment in. Those of a choice come in order: what lies before is computed, found or unpacked.
-
-        Returns False, changing nothing, if the choice does not await it (any more).
-        """
-        ...
-
-    def arrived(self, request_id: str) -> None:
-        """No more will come: what is missing is computed. Without effect for a request that awaits nothing."""
         ...
 
 

@@ -89,12 +89,14 @@ class Cluster:
 
     def _unready(self) -> dict[str, str]:
         states = {}
-        for one in self.containers():
-            state = one["State"]
+        for container in self.containers():
+            state = container["State"]
             if "Health" in state and state["Health"]["Status"] != "healthy":
-                states[one["Name"]] = f"{state['Status']}, {state['Health']['Status']}, {state['Health'].get('Log')}"
+                states[container["Name"]] = (
+                    f"{state['Status']}, {state['Health']['Status']}, {state['Health'].get('Log')}"
+                )
             elif "Health" not in state and state["ExitCode"]:
-                states[one["Name"]] = f"exit status {state['ExitCode']}"
+                states[container["Name"]] = f"exit status {state['ExitCode']}"
         return states
 
     def left(self) -> list[str]:

@@ -109,19 +109,19 @@ def test_a_killed_encoder_costs_no_request(cluster: Cluster, engine: Engine) -> 
 
 def test_containers_are_confined(cluster: Cluster) -> None:
     for service in CONFINED:
-        for one in cluster.containers(service):
-            host = one["HostConfig"]
+        for container in cluster.containers(service):
+            host = container["HostConfig"]
             assert host["ReadonlyRootfs"], service
             assert host["CapDrop"] == ["ALL"], service
             assert not host["CapAdd"], service
             assert "no-new-privileges:true" in host["SecurityOpt"], service
             assert host["Memory"] > 0, service
             assert host["PidsLimit"] > 0, service
-            assert re.match(r"[1-9]\d*", one["Config"]["User"]), service
+            assert re.match(r"[1-9]\d*", container["Config"]["User"]), service
     published = {
         (binding["HostIp"], port)
-        for one in cluster.containers()
-        for port, bindings in (one["NetworkSettings"]["Ports"] or {}).items()
+        for container in cluster.containers()
+        for port, bindings in (container["NetworkSettings"]["Ports"] or {}).items()
         for binding in bindings or ()
     }
     wanted = {("127.0.0.1", "8000/tcp"), ("127.0.0.1", "50051/tcp"), ("127.0.0.1", "9090/tcp")}
@@ -131,8 +131,8 @@ def test_containers_are_confined(cluster: Cluster) -> None:
 @pytest.mark.extended
 def test_a_service_sees_its_own_identity_only(cluster: Cluster) -> None:
     for service in ("gateway", "router", "pool-manager", "encoder", "text", "redis"):
-        for one in cluster.containers(service):
-            mounted = {mount.get("Name", "") for mount in one["Mounts"]}
+        for container in cluster.containers(service):
+            mounted = {mount.get("Name", "") for mount in container["Mounts"]}
             secret = {name for name in mounted if "identity" in name or "authority" in name}
             assert {name.removeprefix(f"{cluster.project}_") for name in secret} == {f"identity-{service}"}
 

@@ -129,7 +129,7 @@ async def simulated_kit() -> AsyncIterator[Kit]:
     names = {POOL: "encoder-{}", OTHER: "text-{}"}
     nodes = {"encoder-1": _StubNode(), "text-1": _StubNode()}
 
-    def boot(role: Role, name: str) -> None:
+    async def boot(role: Role, name: str) -> None:
         del role
         nodes[name] = _StubNode()
 

@@ -30,9 +30,10 @@ from tests.contract.text_engine_kit import (
 )
 from tests.e2e.reference import answer
 from triptych.domain.continuation import ContinuedChoice
+from triptych.domain.engine import EngineRequest
 from triptych.domain.generation import FinishReason
 from triptych.errors import InvalidRequest
-from triptych.ports import EngineRequest, ObservedTextEngine
+from triptych.ports import TextEngine
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -40,19 +41,19 @@ TOGETHER = 4
 
 
 @pytest.fixture(scope="module", params=sorted(ENGINES))
-def loaded(request: pytest.FixtureRequest) -> Iterator[tuple[str, ObservedTextEngine]]:
+def loaded(request: pytest.FixtureRequest) -> Iterator[tuple[str, TextEngine]]:
     with opened(request.param) as engine:
         yield request.param, engine
 
 
 @pytest.fixture
-def engine(loaded: tuple[str, ObservedTextEngine]) -> Iterator[ObservedTextEngine]:
+def engine(loaded: tuple[str, TextEngine]) -> Iterator[TextEngine]:
     yield loaded[1]
     assert_idle(loaded[1])
 
 
 @pytest.fixture
-def own(loaded: tuple[str, ObservedTextEngine]) -> Iterator[ObservedTextEngine]:
+def own(loaded: tuple[str, TextEngine]) -> Iterator[TextEngine]:
     if loaded[0] != "triptych":
         pytest.skip("NOT PROMISED: another engine may go on with other tokens")
     yield loaded[1]
@@ -98,9 +99,7 @@ def check_same(rest: dict[int, Answered], whole: dict[int, Answered], position: 
             )
 
 
-def check_all(
-    own: ObservedTextEngine, asked: EngineRequest, whole: dict[int, Answered], *, shared: bool = True
-) -> None:
+def check_all(own: TextEngine, asked: EngineRequest, whole: dict[int, Answered], *, shared: bool = True) -> None:
     """From every position, some of them in one batch."""
     steps = max(len(one.token_ids) for one in whole.values())
     for first in range(0, steps, TOGETHER):
@@ -130,14 +129,14 @@ SAMPLING = {
 @pytest.mark.parametrize("question", [TEXT, TWO], ids=["text", "two images"])
 @pytest.mark.parametrize("sampling", SAMPLING.values(), ids=SAMPLING)
 def test_an_answer_goes_on_from_every_position_as_if_it_had_never_stopped(
-    own: ObservedTextEngine, sampling: Any, question: Any, shared: bool
+    own: TextEngine, sampling: Any, question: Any, shared: bool
 ) -> None:
     asked = request("whole", question, sampling)
     whole = of_choices(ask(own, asked), "whole")
     check_all(own, asked, whole, shared=shared)
 
 
-def test_answers_in_a_response_format_go_on_from_every_position(own: ObservedTextEngine) -> None:
+def test_answers_in_a_response_format_go_on_from_every_position(own: TextEngine) -> None:
     sampling = drawn(100, seed=0, n=2, ignore_eos=False, logit_bias=no_white_space())
     asked = request("whole", TWO, sampling, schema=SCHEMA)
     fresh = asked.grammar
@@ -147,7 +146,7 @@ def test_answers_in_a_response_format_go_on_from_every_position(own: ObservedTex
     check_all(own, asked, whole)
 
 
-def test_choices_go_on_from_different_positions(own: ObservedTextEngine) -> None:
+def test_choices_go_on_from_different_positions(own: TextEngine) -> None:
     asked = request("whole", ONE, drawn(12, n=4))
     whole = of_choices(ask(own, asked), "whole")
     begun = {0: 5, 2: 0, 3: 11}
@@ -158,7 +157,7 @@ def test_choices_go_on_from_different_positions(own: ObservedTextEngine) -> None
     }
 
 
-def test_greedy_answers_go_on_on_every_engine(engine: ObservedTextEngine) -> None:
+def test_greedy_answers_go_on_on_every_engine(engine: TextEngine) -> None:
     expected = answer(TWO).token_ids
     asked = request("whole", TWO)
     for position in range(len(expected)):
@@ -168,14 +167,14 @@ def test_greedy_answers_go_on_on_every_engine(engine: ObservedTextEngine) -> Non
         assert tuple(ask_one(engine, rest).token_ids) == expected[position:]
 
 
-def test_a_limit_counts_the_tokens_before(engine: ObservedTextEngine) -> None:
+def test_a_limit_counts_the_tokens_before(engine: TextEngine) -> None:
     begun = tuple(ask_one(engine, request("whole", TEXT, drawn(12))).token_ids)
     rest = replace(request("rest", TEXT, drawn(20)), continued=(ContinuedChoice(0, begun),))
     answered = ask_one(engine, rest)
     assert (len(answered.token_ids), answered.reason) == (8, FinishReason.LENGTH)
 
 
-def test_a_response_format_goes_on_on_every_engine(engine: ObservedTextEngine) -> None:
+def test_a_response_format_goes_on_on_every_engine(engine: TextEngine) -> None:
     sampling = drawn(100, seed=0, ignore_eos=False, logit_bias=no_white_space())
     asked = request("whole", TWO, sampling, schema=SCHEMA)
     fresh = asked.grammar
@@ -187,7 +186,7 @@ def test_a_response_format_goes_on_on_every_engine(engine: ObservedTextEngine) -
         json.loads(tokenizer().backend.decode(token_ids, skip_special_tokens=True))
 
 
-def test_pending_tokens_of_an_answer_that_goes_on_fall_to_nothing(engine: ObservedTextEngine) -> None:
+def test_pending_tokens_of_an_answer_that_goes_on_fall_to_nothing(engine: TextEngine) -> None:
     begun = tuple(ask_one(engine, request("whole", TEXT, drawn(8))).token_ids)
     engine.add(replace(request("rest", TEXT, drawn(20)), continued=(ContinuedChoice(0, begun),)))
     seen = [engine.pending_tokens]
@@ -200,13 +199,13 @@ def test_pending_tokens_of_an_answer_that_goes_on_fall_to_nothing(engine: Observ
     assert len(answers["rest", 0].token_ids) == 12
 
 
-def test_a_token_outside_of_the_vocabulary_is_refused(engine: ObservedTextEngine) -> None:
+def test_a_token_outside_of_the_vocabulary_is_refused(engine: TextEngine) -> None:
     for token in (-1, 1 << 30):
         with pytest.raises(InvalidRequest, match="choice 0 has a token outside of the vocabulary"):
             engine.add(replace(request("rest", TEXT), continued=(ContinuedChoice(0, (token,)),)))
 
 
-def test_tokens_that_a_response_format_does_not_take_are_refused(own: ObservedTextEngine) -> None:
+def test_tokens_that_a_response_format_does_not_take_are_refused(own: TextEngine) -> None:
     class Refusing:
         def fork(self) -> "Refusing":
             return Refusing()

@@ -26,10 +26,11 @@ from tests.contract.text_engine_kit import (
 )
 from tests.e2e.reference import Question, answer, questions
 from triptych.domain.embedding import DType, Tensor, TensorSpec
+from triptych.domain.engine import EmbeddingInput, EngineRequest
 from triptych.domain.generation import FinishReason
+from triptych.domain.queue_position import QueuePosition
 from triptych.errors import ContextTooLong, EngineFailure, InvalidRequest, Overloaded, TriptychError
-from triptych.policy.queueing import Turn
-from triptych.ports import EmbeddingInput, EngineRequest, ObservedTextEngine
+from triptych.ports import TextEngine
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -41,13 +42,13 @@ LONG = 200
 
 
 @pytest.fixture(scope="module", params=sorted(ENGINES))
-def loaded(request: pytest.FixtureRequest) -> Iterator[ObservedTextEngine]:
+def loaded(request: pytest.FixtureRequest) -> Iterator[TextEngine]:
     with opened(request.param) as engine:
         yield engine
 
 
 @pytest.fixture
-def engine(loaded: ObservedTextEngine) -> Iterator[ObservedTextEngine]:
+def engine(loaded: TextEngine) -> Iterator[TextEngine]:
     yield loaded
     assert_idle(loaded)
 
@@ -60,13 +61,13 @@ def first_embedding(asked: EngineRequest) -> EmbeddingInput:
 
 
 @pytest.mark.parametrize("question", [TEXT, ONE, TWO, TWICE], ids=["text", "one", "two", "same image twice"])
-def test_greedy_answers_equal_generate(engine: ObservedTextEngine, question: Question) -> None:
+def test_greedy_answers_equal_generate(engine: TextEngine, question: Question) -> None:
     answered = ask_one(engine, request("one", question))
     assert tuple(answered.token_ids) == answer(question).token_ids
     assert answered.reason is FinishReason.STOP
 
 
-def test_sixteen_mixed_requests_that_arrive_one_by_one_each_equal_generate(engine: ObservedTextEngine) -> None:
+def test_sixteen_mixed_requests_that_arrive_one_by_one_each_equal_generate(engine: TextEngine) -> None:
     asked = {f"r{number}": question for number, question in enumerate(questions((0, 1, 2, 8), 16))}
     answers: Answers = {}
     for name, question in asked.items():
@@ -78,20 +79,20 @@ def test_sixteen_mixed_requests_that_arrive_one_by_one_each_equal_generate(engin
         assert tuple(answers[name, 0].token_ids) == answer(question).token_ids, question
 
 
-def test_ignore_eos_continues_to_max_tokens(engine: ObservedTextEngine) -> None:
+def test_ignore_eos_continues_to_max_tokens(engine: TextEngine) -> None:
     answered = ask_one(engine, request("one", TWO, greedy(30, ignore_eos=True)))
     assert len(answered.token_ids) == 30
     assert answered.reason is FinishReason.LENGTH
 
 
-def test_a_stop_id_ends_the_answer_and_is_part_of_it(engine: ObservedTextEngine) -> None:
+def test_a_stop_id_ends_the_answer_and_is_part_of_it(engine: TextEngine) -> None:
     expected = answer(TEXT).token_ids
     answered = ask_one(engine, request("one", TEXT, greedy(stop_token_ids=(expected[2],))))
     assert tuple(answered.token_ids) == expected[:3]
     assert answered.reason is FinishReason.STOP
 
 
-def test_no_end_before_min_tokens(engine: ObservedTextEngine) -> None:
+def test_no_end_before_min_tokens(engine: TextEngine) -> None:
     shortest = len(answer(TWO).token_ids) + 3
     answered = ask_one(engine, request("one", TWO, greedy(40, min_tokens=shortest)))
     assert len(answered.token_ids) > shortest
@@ -102,7 +103,7 @@ def test_no_end_before_min_tokens(engine: ObservedTextEngine) -> None:
 # --- sampling --------------------------------------------------------------------------------------------------------
 
 
-def test_a_seed_gives_the_same_answer_in_any_batch(engine: ObservedTextEngine) -> None:
+def test_a_seed_gives_the_same_answer_in_any_batch(engine: TextEngine) -> None:
     alone = ask_one(engine, request("one", TWO, drawn()))
     others = [request(f"other-{number}", TEXT, drawn(seed=number)) for number in range(5)]
     among = ask(engine, *others, request("one", TWO, drawn()))["one", 0]
@@ -111,12 +112,12 @@ def test_a_seed_gives_the_same_answer_in_any_batch(engine: ObservedTextEngine) -
 
 
 @pytest.mark.parametrize("seed", [-(2**63), -1, 2**63 - 1])
-def test_every_seed_is_reproducible(engine: ObservedTextEngine, seed: int) -> None:
+def test_every_seed_is_reproducible(engine: TextEngine, seed: int) -> None:
     first, second = (ask_one(engine, request("one", TEXT, drawn(seed=seed))).token_ids for _ in range(2))
     assert first == second
 
 
-def test_choices_differ_and_are_the_same_for_any_n(engine: ObservedTextEngine) -> None:
+def test_choices_differ_and_are_the_same_for_any_n(engine: TextEngine) -> None:
     of_three = ask(engine, request("one", TWO, drawn(n=3)))
     of_two = ask(engine, request("one", TWO, drawn(n=2)))
     assert sorted(of_three) == [("one", 0), ("one", 1), ("one", 2)]
@@ -125,13 +126,13 @@ def test_choices_differ_and_are_the_same_for_any_n(engine: ObservedTextEngine) -
     assert [tuple(of_two["one", choice].token_ids) for choice in range(2)] == drawn_tokens[:2]
 
 
-def test_top_k_of_one_and_the_smallest_top_p_are_greedy(engine: ObservedTextEngine) -> None:
+def test_top_k_of_one_and_the_smallest_top_p_are_greedy(engine: TextEngine) -> None:
     for options in ({"top_k": 1}, {"top_p": 1e-6}, {"top_p": 0.0}, {"min_p": 1.0}):
         answered = ask_one(engine, request("one", TWO, drawn(40, ignore_eos=False, **options)))
         assert tuple(answered.token_ids) == answer(TWO).token_ids, options
 
 
-def test_bias_and_penalties_change_the_choice(engine: ObservedTextEngine) -> None:
+def test_bias_and_penalties_change_the_choice(engine: TextEngine) -> None:
     plain = ask_one(engine, request("one", TEXT, greedy(20, ignore_eos=True))).token_ids
     banned = ask_one(engine, request("one", TEXT, greedy(20, ignore_eos=True, logit_bias=((plain[0], -100.0),))))
     assert plain[0] not in banned.token_ids
@@ -141,7 +142,7 @@ def test_bias_and_penalties_change_the_choice(engine: ObservedTextEngine) -> Non
         assert answered.token_ids != unpenalized, penalty
 
 
-def test_log_probabilities_are_those_of_the_model(engine: ObservedTextEngine) -> None:
+def test_log_probabilities_are_those_of_the_model(engine: TextEngine) -> None:
     plain = ask_one(engine, request("one", TWO, greedy(logprobs=3)))
     warm = ask_one(engine, request("one", TWO, drawn(1, temperature=1.7, logprobs=3, logit_bias=((9, 5.0),))))
     assert len(plain.scores) == len(plain.token_ids)
@@ -170,7 +171,7 @@ SCHEMA = {
 }
 
 
-def test_answers_follow_their_response_formats_beside_free_ones(engine: ObservedTextEngine) -> None:
+def test_answers_follow_their_response_formats_beside_free_ones(engine: TextEngine) -> None:
     sampling = drawn(100, n=2, ignore_eos=False, logit_bias=no_white_space())
     asked = [request(f"r{seed}", TWO, replace(sampling, seed=seed), schema=SCHEMA) for seed in range(3)]
     answers = ask(engine, *asked, request("free", TWO))
@@ -183,7 +184,7 @@ def test_answers_follow_their_response_formats_beside_free_ones(engine: Observed
             assert len(json.loads(text)["digits"]) <= 3
 
 
-def test_a_response_format_outweighs_min_tokens(engine: ObservedTextEngine) -> None:
+def test_a_response_format_outweighs_min_tokens(engine: TextEngine) -> None:
     """Once the format allows nothing but the end, the answer ends."""
     constant = {"const": 7}
     answered = ask_one(engine, request("one", TWO, greedy(40, min_tokens=30), schema=constant))
@@ -209,7 +210,7 @@ class _Failing:
         self.left -= 1
 
 
-def test_a_grammar_that_fails_ends_its_request_only(engine: ObservedTextEngine) -> None:
+def test_a_grammar_that_fails_ends_its_request_only(engine: TextEngine) -> None:
     failing = replace(request("failing", TWO, greedy(40, ignore_eos=True)), grammar=_Failing(3))
     answers = ask(engine, failing, request("other", TWO))
     error = answers["failing", 0].error
@@ -221,7 +222,7 @@ def test_a_grammar_that_fails_ends_its_request_only(engine: ObservedTextEngine) 
 # --- cancellation, order and memory ----------------------------------------------------------------------------------
 
 
-def test_cancelled_requests_and_choices_free_their_memory_at_once(engine: ObservedTextEngine) -> None:
+def test_cancelled_requests_and_choices_free_their_memory_at_once(engine: TextEngine) -> None:
     engine.add(request("gone", TWO, drawn(LONG)))
     engine.add(request("some", TWO, drawn(20, n=3)))
     answers: Answers = {}
@@ -238,14 +239,14 @@ def test_cancelled_requests_and_choices_free_their_memory_at_once(engine: Observ
     assert [len(answers["some", choice].token_ids) for choice in (0, 2)] == [20, 20]
 
 
-def test_a_request_that_was_never_started_can_be_cancelled(engine: ObservedTextEngine) -> None:
+def test_a_request_that_was_never_started_can_be_cancelled(engine: TextEngine) -> None:
     engine.add(request("one", TWO))
     assert engine.waiting == {"one"}
     assert engine.pending_tokens == len(request("one", TWO).token_ids) + TWO.max_tokens
     engine.cancel("one")
 
 
-def test_an_id_that_ended_may_come_again_and_a_running_one_may_not(engine: ObservedTextEngine) -> None:
+def test_an_id_that_ended_may_come_again_and_a_running_one_may_not(engine: TextEngine) -> None:
     engine.add(request("one", TEXT))
     with pytest.raises(InvalidRequest, match="already"):
         engine.add(request("one", TEXT))
@@ -253,7 +254,7 @@ def test_an_id_that_ended_may_come_again_and_a_running_one_may_not(engine: Obser
     assert tuple(ask_one(engine, request("one", TWO)).token_ids) == answer(TWO).token_ids
 
 
-def test_pending_tokens_fall_to_nothing(engine: ObservedTextEngine) -> None:
+def test_pending_tokens_fall_to_nothing(engine: TextEngine) -> None:
     asked = request("one", TWO, greedy(10, ignore_eos=True))
     engine.add(asked)
     seen = [engine.pending_tokens]
@@ -265,24 +266,26 @@ def test_pending_tokens_fall_to_nothing(engine: ObservedTextEngine) -> None:
     assert seen[-1] == 0
 
 
-def test_the_lower_priority_number_starts_first(engine: ObservedTextEngine) -> None:
+def test_the_lower_priority_number_starts_first(engine: TextEngine) -> None:
     """More requests than can run at once: the last to come goes first."""
-    many = [request(f"r{number}", TEXT, drawn(8), turn=Turn(5, 0.0, number)) for number in range(260)]
-    urgent = request("urgent", TEXT, drawn(8), turn=Turn(-1, 0.0, len(many)))
-    for one in (*many, urgent):
-        engine.add(one)
+    many = [
+        request(f"r{number}", TEXT, drawn(8), queue_position=QueuePosition(5, 0.0, number)) for number in range(260)
+    ]
+    urgent = request("urgent", TEXT, drawn(8), queue_position=QueuePosition(-1, 0.0, len(many)))
+    for asked in (*many, urgent):
+        engine.add(asked)
     engine.step()
     engine.step()
     assert "urgent" not in engine.waiting
     assert len(engine.waiting) > 100
-    for one in (*many, urgent):
-        engine.cancel(one.request_id)
+    for asked in (*many, urgent):
+        engine.cancel(asked.request_id)
 
 
 # --- prefixes --------------------------------------------------------------------------------------------------------
 
 
-def test_images_of_equal_size_share_no_prefix_and_equal_ones_do(engine: ObservedTextEngine) -> None:
+def test_images_of_equal_size_share_no_prefix_and_equal_ones_do(engine: TextEngine) -> None:
     """Eight images, so that the prompt has several blocks."""
     names = tuple(f"{digit}_a" for digit in range(8))
     question = Question("What digits are shown?", names)
@@ -298,7 +301,7 @@ def test_images_of_equal_size_share_no_prefix_and_equal_ones_do(engine: Observed
     assert engine.prefix_queries_tokens >= engine.prefix_hits_tokens
 
 
-def test_tenants_and_items_without_identity_share_no_prefix(engine: ObservedTextEngine) -> None:
+def test_tenants_and_items_without_identity_share_no_prefix(engine: TextEngine) -> None:
     question = Question("What digits are shown?", tuple(f"{digit}_c" for digit in range(8)))
     ask_one(engine, request("first", question, tenant_salt=b"a"))
     hits = engine.prefix_hits_tokens
@@ -314,36 +317,36 @@ def test_tenants_and_items_without_identity_share_no_prefix(engine: ObservedText
 # --- what can never run ----------------------------------------------------------------------------------------------
 
 
-def refused(engine: ObservedTextEngine, asked: EngineRequest, error: type[TriptychError], text: str) -> None:
+def refused(engine: TextEngine, asked: EngineRequest, error: type[TriptychError], text: str) -> None:
     with pytest.raises(error, match=text):
         engine.add(asked)
     assert_idle(engine)
     assert tuple(ask_one(engine, request("next", TWO)).token_ids) == answer(TWO).token_ids
 
 
-def test_an_answer_beyond_the_context_is_refused(engine: ObservedTextEngine) -> None:
+def test_an_answer_beyond_the_context_is_refused(engine: TextEngine) -> None:
     context = engine.model.context_length
     asked = request("one", TEXT, greedy(context))
     said = f"a prompt of {len(asked.token_ids)} tokens and {context} tokens to generate exceed the context of {context}"
     refused(engine, asked, ContextTooLong, said)
 
 
-def test_an_answer_without_a_length_is_refused(engine: ObservedTextEngine) -> None:
+def test_an_answer_without_a_length_is_refused(engine: TextEngine) -> None:
     asked = request("one", TEXT)
     endless = replace(asked, sampling=replace(asked.sampling, max_tokens=None))
     refused(engine, endless, InvalidRequest, "max_tokens is None, at least 1 is needed")
 
 
-def test_a_prompt_without_tokens_is_refused(engine: ObservedTextEngine) -> None:
+def test_a_prompt_without_tokens_is_refused(engine: TextEngine) -> None:
     refused(engine, replace(request("one", TEXT), token_ids=()), InvalidRequest, "the prompt is empty")
 
 
 @pytest.mark.parametrize("options", [{"logit_bias": ((1 << 20, 1.0),)}, {"stop_token_ids": (1 << 20,)}])
-def test_tokens_outside_of_the_vocabulary_are_refused(engine: ObservedTextEngine, options: dict[str, Any]) -> None:
+def test_tokens_outside_of_the_vocabulary_are_refused(engine: TextEngine, options: dict[str, Any]) -> None:
     refused(engine, request("one", TEXT, greedy(**options)), InvalidRequest, "outside of the vocabulary")
 
 
-def test_a_prompt_outside_of_the_vocabulary_is_refused(engine: ObservedTextEngine) -> None:
+def test_a_prompt_outside_of_the_vocabulary_is_refused(engine: TextEngine) -> None:
     asked = request("one", TEXT)
     refused(engine, replace(asked, token_ids=(*asked.token_ids, 1 << 20)), InvalidRequest, "outside of the vocabulary")
 
@@ -356,7 +359,7 @@ def tensor_of(values: "np.ndarray[tuple[int, ...], np.dtype[np.float32]]") -> di
     return {"embeds": Tensor(TensorSpec("embeds", DType.F32, values.shape), memoryview(values.tobytes()))}
 
 
-def test_an_embedding_of_another_width_is_refused(engine: ObservedTextEngine) -> None:
+def test_an_embedding_of_another_width_is_refused(engine: TextEngine) -> None:
     asked = request("one", TWO)
     given = first_embedding(asked)
     width = engine.model.hidden_size + 1
@@ -365,40 +368,40 @@ def test_an_embedding_of_another_width_is_refused(engine: ObservedTextEngine) ->
     refused(engine, changed(asked, tensors=other), InvalidRequest, "not of the form")
 
 
-def test_an_embedding_of_another_length_is_refused(engine: ObservedTextEngine) -> None:
+def test_an_embedding_of_another_length_is_refused(engine: TextEngine) -> None:
     asked = request("one", TWO)
     given = first_embedding(asked)
     other = tensor_of(np.zeros((given.tokens - 1, engine.model.hidden_size), np.float32))
     refused(engine, changed(asked, tensors=other), InvalidRequest, "not of the form")
 
 
-def test_an_embedding_that_is_not_finite_fails_its_request_only(engine: ObservedTextEngine) -> None:
+def test_an_embedding_that_is_not_finite_fails_its_request_only(engine: TextEngine) -> None:
     asked = request("one", TWO)
     values = np.zeros((first_embedding(asked).tokens, engine.model.hidden_size), np.float32)
     values[1, 2] = np.nan
     refused(engine, changed(asked, tensors=tensor_of(values)), EngineFailure, "not finite")
 
 
-def test_a_placeholder_without_an_item_is_refused(engine: ObservedTextEngine) -> None:
+def test_a_placeholder_without_an_item_is_refused(engine: TextEngine) -> None:
     asked = request("one", TWO)
     refused(engine, replace(asked, embeddings=asked.embeddings[:1]), InvalidRequest, "has no item")
     refused(engine, replace(asked, embeddings=asked.embeddings[:1] * 2), InvalidRequest, "overlaps")
 
 
-def test_an_item_where_the_prompt_has_none_is_refused(engine: ObservedTextEngine) -> None:
+def test_an_item_where_the_prompt_has_none_is_refused(engine: TextEngine) -> None:
     asked = request("one", TWO)
     tokens = first_embedding(asked).tokens
     misplaced = replace(asked, embeddings=(*asked.embeddings, replace(first_embedding(asked), start=0)))
     refused(engine, misplaced, InvalidRequest, f"there is no item of {tokens} tokens at position 0 of the prompt")
 
 
-def test_items_may_come_in_any_order(engine: ObservedTextEngine) -> None:
+def test_items_may_come_in_any_order(engine: TextEngine) -> None:
     asked = request("one", TWO)
     turned = replace(asked, embeddings=tuple(reversed(asked.embeddings)))
     assert tuple(ask_one(engine, turned).token_ids) == answer(TWO).token_ids
 
 
-def test_embeddings_beyond_the_memory_for_them_are_refused(engine: ObservedTextEngine) -> None:
+def test_embeddings_beyond_the_memory_for_them_are_refused(engine: TextEngine) -> None:
     """The memory holds those of two such requests."""
     nbytes = sum(one.spec.nbytes for one in first_embedding(request("one", ONE)).tensors.values())
     many = Question("What?", ("1_a",) * (MAX_EMBEDDING_BYTES // nbytes // 2))

@@ -15,8 +15,10 @@ from tests.e2e.reference import DIGITS, Question
 from triptych.demo import MODEL_DIR, MODEL_ID
 from triptych.domain.chat import MediaPart, Message, Part, TextPart
 from triptych.domain.embedding import Tensor
+from triptych.domain.engine import EmbeddingInput, EngineOutput, EngineRequest, Scores
 from triptych.domain.generation import FinishReason
 from triptych.domain.media import Modality, digest_of
+from triptych.domain.queue_position import FIRST_COME, QueuePosition
 from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
 from triptych.engine.checkpoint import Checkpoint, open_checkpoint
 from triptych.engine.compute import ComputeOptions
@@ -25,8 +27,7 @@ from triptych.engine.decoder.setup import KvOptions
 from triptych.engine.decoder.text_engine import TransformersTextEngine
 from triptych.engine.encoder import TransformersEncoderEngine
 from triptych.media.sniff import MediaLimits, inspect_media
-from triptych.policy.queueing import FIRST_COME, Turn
-from triptych.ports import EmbeddingInput, EngineOutput, EngineRequest, HandingTextEngine, ObservedTextEngine, Scores
+from triptych.ports import TextEngine
 from triptych.tokens.grammar import Grammars
 from triptych.tokens.prompt import PromptBuilder
 from triptych.tokens.tokenizer import Tokenizer
@@ -54,7 +55,7 @@ def own(kv: KvOptions | None = None, **options: Any) -> TransformersTextEngine:
     )
 
 
-def vllm(arguments: str = "", **options: Any) -> HandingTextEngine:
+def vllm(arguments: str = "", **options: Any) -> TextEngine:
     if find_spec("vllm") is None:
         pytest.skip(NO_VLLM)
     from triptych.integrations.vllm.engine import VllmTextEngine
@@ -69,18 +70,18 @@ def vllm(arguments: str = "", **options: Any) -> HandingTextEngine:
     )
 
 
-ENGINES: Mapping[str, Callable[[], ObservedTextEngine]] = {"triptych": own, "vllm": vllm}
+ENGINES: Mapping[str, Callable[[], TextEngine]] = {"triptych": own, "vllm": vllm}
 
 
 @contextmanager
-def opened(name: str) -> Iterator[ObservedTextEngine]:
+def opened(name: str) -> Iterator[TextEngine]:
     """An engine of ``ENGINES``, until it is closed."""
     engine = ENGINES[name]()
     yield engine
     close(engine)
 
 
-def close(engine: ObservedTextEngine) -> None:
+def close(engine: TextEngine) -> None:
     if end := getattr(engine, "close", None):
         end()
 
@@ -136,7 +137,7 @@ def request(
     *,
     schema: object = None,
     tenant_salt: bytes = b"",
-    turn: Turn = FIRST_COME,
+    queue_position: QueuePosition = FIRST_COME,
 ) -> EngineRequest:
     """As router, encoder and text service make it."""
     medias = [(DIGITS / f"{image}.png").read_bytes() for image in question.images]
@@ -157,7 +158,7 @@ def request(
         sampling or greedy(question.max_tokens),
         grammar,
         tenant_salt,
-        turn,
+        queue_position,
     )
 
 
@@ -187,7 +188,7 @@ def collect(answers: Answers, outputs: Iterable[EngineOutput]) -> None:
         one.reason, one.error = output.finish_reason, output.error
 
 
-def finish(engine: ObservedTextEngine) -> Answers:
+def finish(engine: TextEngine) -> Answers:
     """Steps until no work is left."""
     answers: Answers = {}
     while engine.has_work:
@@ -195,17 +196,17 @@ def finish(engine: ObservedTextEngine) -> Answers:
     return answers
 
 
-def ask(engine: ObservedTextEngine, *requests: EngineRequest) -> Answers:
-    for one in requests:
-        engine.add(one)
+def ask(engine: TextEngine, *requests: EngineRequest) -> Answers:
+    for request in requests:
+        engine.add(request)
     return finish(engine)
 
 
-def ask_one(engine: ObservedTextEngine, one: EngineRequest) -> Answered:
+def ask_one(engine: TextEngine, one: EngineRequest) -> Answered:
     return ask(engine, one)[one.request_id, 0]
 
 
-def assert_idle(engine: ObservedTextEngine) -> None:
+def assert_idle(engine: TextEngine) -> None:
     """Nothing is held for a request that has ended."""
     assert not engine.has_work
     assert engine.pending_tokens == 0

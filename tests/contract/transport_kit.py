@@ -16,14 +16,13 @@ from pathlib import Path
 from triptych.domain.embedding import DType, Tensor, TensorSpec, Ticket
 from triptych.domain.instance import TransportOffer
 from triptych.machine.arena.arena import ArenaMachine
-from triptych.machine.arena.arena_events import Commit, Grant, Granted, Release, Reserve, Reserved
+from triptych.machine.arena.arena_events import Commit, GrantLease, LeaseGranted, ReleaseLeases, Reserve, Reserved
 from triptych.ports import Arena, Transport
 from triptych.runtime.tls import TlsIdentity
 from triptych.transport import slot
 from triptych.transport.arena import HostArena
 from triptych.transport.memory import MemoryNetwork, MemoryTransport
-from triptych.transport.nixl import NixlTransport
-from triptych.transport.shm import ShmTransport
+from triptych.transport.start import STARTERS, Surroundings
 from triptych.transport.tcp import TcpTransport
 from triptych.transport.tcp_holder import TcpLimits
 
@@ -58,12 +57,12 @@ class Site:
 
     def grant(self, key: bytes) -> Ticket:
         self.leases += 1
-        granted = self.machine.handle(Grant(key, self.leases.to_bytes(16, "big"), 60.0), 0.0)[-1]
-        assert isinstance(granted, Granted)
+        granted = self.machine.handle(GrantLease(key, self.leases.to_bytes(16, "big"), 60.0), 0.0)[-1]
+        assert isinstance(granted, LeaseGranted)
         return granted.ticket
 
     def release(self, ticket: Ticket) -> None:
-        self.machine.handle(Release((ticket.lease_id,)), 0.0)
+        self.machine.handle(ReleaseLeases((ticket.lease_id,)), 0.0)
 
 
 class Kit:
@@ -108,9 +107,6 @@ class Kit:
         transport: Transport
         if self.backend == "memory":
             transport = MemoryTransport(self.network, arena, host=MACHINE, check=check)
-        elif self.backend == "shm":
-            assert isinstance(arena, HostArena)
-            transport = await ShmTransport.listen(arena, machine=MACHINE, max_pull_s=max_pull_s)
         elif self.backend == "tcp":
             transport = await TcpTransport.listen(
                 arena,
@@ -120,7 +116,8 @@ class Kit:
                 tls=self.tls,
             )
         else:
-            transport = await NixlTransport.start(arena, machine=MACHINE, max_pull_s=max_pull_s)
+            near = Surroundings(arena, MACHINE, "", "", check, max_pull_s, self.tls, lambda *_: None, lambda _: None)
+            transport = await STARTERS[self.backend](near)
         try:
             yield Site(arena, machine, transport)
         finally:

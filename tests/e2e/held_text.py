@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from triptych.domain.engine import EngineOutput, EngineRequest
 from triptych.engine.decoder import text_engine
-from triptych.ports import EngineOutput, EngineRequest
 
 LOOK_S = 0.001
 

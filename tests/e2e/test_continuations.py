@@ -73,13 +73,13 @@ async def timeline(client: httpx.AsyncClient, request_id: str) -> dict[str, Any]
 @contextmanager
 def stopped(cluster: LocalCluster, processes: Collection[str]) -> Iterator[None]:
     """They do nothing meanwhile, so that no answer ends before the one is killed that is found out about."""
-    for one in processes:
-        cluster.kill(one, signal.SIGSTOP)
+    for process in processes:
+        cluster.kill(process, signal.SIGSTOP)
     try:
         yield
     finally:
-        for one in processes:
-            cluster.kill(one, signal.SIGCONT)
+        for process in processes:
+            cluster.kill(process, signal.SIGCONT)
 
 
 async def test_a_stream_goes_on_when_its_text_process_is_killed() -> None:

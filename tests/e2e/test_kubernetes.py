@@ -47,10 +47,10 @@ async def make_secrets(server: ApiServer, folder: Path) -> TlsIdentity:
     certs = folder / "certs"
     command = [sys.executable, "-m", "triptych.cli", "certs", str(certs)]
     await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True)
-    for one in SERVICES:
+    for service in SERVICES:
         files = {"tls.crt": "cert.pem", "tls.key": "key.pem", "ca.crt": "ca.pem"}
-        content = {name: (certs / one / file).read_bytes() for name, file in files.items()}
-        await make_secret(server, f"triptych-tls-{one}", content)
+        content = {name: (certs / service / file).read_bytes() for name, file in files.items()}
+        await make_secret(server, f"triptych-tls-{service}", content)
     await make_secret(
         server, "triptych-keys", {"keys.toml": f'[keys.test]\nsha256 = "{sha256(KEY.encode()).hexdigest()}"\n'.encode()}
     )

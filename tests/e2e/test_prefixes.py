@@ -28,8 +28,8 @@ async def pulled_segments(cluster: LocalCluster, name: str) -> int:
     async with rest(cluster.admin_urls[name]) as admin:
         text = (await admin.get("/metrics")).text
     return sum(
-        int(float(one))
-        for one in re.findall(r"^triptych_kv_prefix_segments_total{outcome=\"pulled\"} (\S+)$", text, re.MULTILINE)
+        int(float(tokens))
+        for tokens in re.findall(r"^triptych_kv_prefix_segments_total{outcome=\"pulled\"} (\S+)$", text, re.MULTILINE)
     )
 
 
@@ -58,11 +58,11 @@ async def test_a_beginning_is_pulled_instead_of_computed(tmp_path: Path) -> None
 
 
 @pytest.mark.extended
-async def test_a_drain_hands_over_and_ends_long_before_the_leases_do(tmp_path: Path) -> None:
-    """Segments are handed over, and kept for prompts that begin alike."""
+async def test_a_drain_transfers_kv_and_ends_long_before_the_leases_do(tmp_path: Path) -> None:
+    """Segments are transferred, and kept for prompts that begin alike."""
     logs = tmp_path / "logs"
     options = {
-        "text": ("--kv-prefixes", "--hand-over-on-drain"),
+        "text": ("--kv-prefixes", "--transfer-kv-on-drain"),
         "router": ("--prefixes", "always", "--text-routing", "round-robin"),
     }
     ordered = asyncio.Event()

@@ -29,7 +29,7 @@ PREFILL, DECODE = {"prefill-1", "prefill-2"}, {"decode-1", "decode-2"}
 async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalCluster]:
     """With a spare of each that is killed. What was killed is started again."""
     logs = tmp_path_factory.mktemp("logs")
-    options = {"text": ("--hand-over-on-drain",)}
+    options = {"text": ("--transfer-kv-on-drain",)}
     async with LocalCluster(roles="E:1,P:2,D:2", restart=True, options=options, log_dir=logs) as running:
         yield running
     assert_no_stacks(logs)
@@ -59,7 +59,7 @@ async def test_answers_are_those_of_generate(cluster: LocalCluster, http: httpx.
     for index, (task, question) in enumerate(zip(tasks, asked, strict=True)):
         assert task.result().token_ids == answer(question).token_ids, question
         told = await timeline_by_id(http, f"roles-{index}")
-        assert told["text_attempts"] == 1, "to hand over is no failure"
+        assert told["text_attempts"] == 1, "to transfer is no failure"
         assert told["prefill_instance"] in PREFILL
         assert told["text_instance"] in DECODE
         assert told["kv_pulled_tokens"] + told["kv_cached_tokens"] > 0

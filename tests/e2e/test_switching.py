@@ -51,7 +51,7 @@ async def test_an_instance_serves_one_role_after_another_while_streams_run(tmp_p
         async with rest(cluster.url) as client:
             _, whole = await stream(client)
             assert whole
-            orders = Orders(ROLES, enough=partial(has_handed_over, cluster, client))
+            orders = Orders(ROLES, enough=partial(has_transferred_kv, cluster, client))
             got = await streams_while_it_switches(client, manager, orders)
             told = [await timeline(client, request_id) for request_id, _ in got]
         await manager.switch_instance("prefill-1", Role.D, force=False)
@@ -169,9 +169,9 @@ async def serves(manager: PoolManagerStub, role: Role) -> bool:
     return (await text_1(manager)).open == role.stages
 
 
-async def has_handed_over(cluster: LocalCluster, client: httpx.AsyncClient) -> bool:
+async def has_transferred_kv(cluster: LocalCluster, client: httpx.AsyncClient) -> bool:
     """Whether a switch has moved an answer."""
-    return (await scraped(cluster, client)).total("triptych_kv_hand_overs_total", "text-1", why="switch") > 0
+    return (await scraped(cluster, client)).total("triptych_kv_transfers_total", "text-1", why="switch") > 0
 
 
 async def has_served(manager: PoolManagerStub) -> bool:
@@ -188,7 +188,7 @@ async def until(asked: Callable[[], Awaitable[bool]], wanted: bool) -> None:
 
 
 async def answers(manager: PoolManagerStub) -> bool:
-    """Whether it has answers under way that it will have to hand over."""
+    """Whether it has answers under way that it will have to transfer."""
     decoding = (await text_1(manager)).load.stages.get(Stage.DECODE)
     return decoding is not None and decoding.pending > 0
 

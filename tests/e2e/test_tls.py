@@ -222,8 +222,8 @@ async def new_certificates_lose_no_request(cluster: LocalCluster, made: Authorit
     names = {path.name: identities.names(path) for path in ca.iterdir() if path.is_dir() and path.name != "expired"}
     async with asyncio.TaskGroup() as group:
         asking = [Asking(cluster, own) for _ in range(2)]
-        for one in asking:
-            group.create_task(one.run())
+        for asker in asking:
+            group.create_task(asker.run())
         new = Authority.create(ca, timedelta(days=1), identities.now(), beside=made.trusted)
 
         def share() -> None:
@@ -238,8 +238,8 @@ async def new_certificates_lose_no_request(cluster: LocalCluster, made: Authorit
         await replaced(cluster, asking, renew)
         new.trust_only_itself(())
         await replaced(cluster, asking, share)
-        for one in asking:
-            one.is_over = True
+        for asker in asking:
+            asker.is_over = True
     for file, data in before.items():
         (old / file).write_bytes(data)
     (old / TRUSTED).write_bytes(new.trusted_pem)

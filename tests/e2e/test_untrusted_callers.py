@@ -340,9 +340,9 @@ def listening(pid: int) -> list[tuple[int, Any]]:
     """Every address that accepts connections: TCP ports, and sockets in the abstract namespace."""
     process = psutil.Process(pid)
     found: list[tuple[int, Any]] = [
-        (socket.AF_INET, (one.laddr.ip, one.laddr.port))
-        for one in process.net_connections("inet4")
-        if one.status == psutil.CONN_LISTEN
+        (socket.AF_INET, (connection.laddr.ip, connection.laddr.port))
+        for connection in process.net_connections("inet4")
+        if connection.status == psutil.CONN_LISTEN
     ]
     own = {path.readlink().name for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink()}
     for line in Path("/proc/net/unix").read_text().splitlines()[1:]:

@@ -212,9 +212,15 @@ def facts(tree: Tree) -> dict[str, object]:
     found: dict[str, object] = {}
     for file in protocol(tree):
         for name, message in messages(file.message_type):
-            for one in message.field:
-                of = message.oneof_decl[one.oneof_index].name if one.HasField("oneof_index") else ""
-                found[f"field {one.number} of {name}"] = (one.name, one.type, one.label, one.type_name, of)
+            for declared in message.field:
+                of = message.oneof_decl[declared.oneof_index].name if declared.HasField("oneof_index") else ""
+                found[f"field {declared.number} of {name}"] = (
+                    declared.name,
+                    declared.type,
+                    declared.label,
+                    declared.type_name,
+                    of,
+                )
         for enum in file.enum_type:
             found |= {f"{value.number} of {enum.name}": value.name for value in enum.value}
         for service in file.service:

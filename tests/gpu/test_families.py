@@ -28,9 +28,9 @@ from tests.integration.families.test_parity import (  # noqa: F401 - collected h
     test_prefill_chunks_may_split_an_item,
 )
 from triptych.domain.continuation import ContinuedChoice
+from triptych.domain.engine import EngineOutput, EngineRequest
 from triptych.engine.decoder.text_engine import TransformersTextEngine
 from triptych.engine.tensors import domain_dtype, from_bytes, to_bytes
-from triptych.ports import EngineOutput, EngineRequest
 
 pytestmark = [
     pytest.mark.timeout(180),
@@ -77,14 +77,14 @@ def test_bfloat16_chooses_likely_tokens(case: Case) -> None:
 def in_dtype(request: EngineRequest, dtype: torch.dtype) -> EngineRequest:
     """With embeddings in ``dtype``."""
     embeddings = []
-    for one in request.embeddings:
+    for embedding in request.embeddings:
         tensors = {}
-        for name, tensor in one.tensors.items():
+        for name, tensor in embedding.tensors.items():
             value = from_bytes(tensor, torch.device("cpu"))
             value = value.to(dtype) if value.is_floating_point() else value
             spec = replace(tensor.spec, dtype=domain_dtype(value.dtype))
             tensors[name] = to_bytes(spec, value)
-        embeddings.append(replace(one, tensors=tensors))
+        embeddings.append(replace(embedding, tensors=tensors))
     return replace(request, embeddings=tuple(embeddings))
 
 

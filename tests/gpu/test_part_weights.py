@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from tests.unit.engine.tiny import greedy, make_model, run
+from triptych.domain.engine import EngineRequest
 from triptych.engine.compute import ComputeOptions
 from triptych.engine.decoder.options import EngineOptions
 from triptych.engine.decoder.text_engine import TransformersTextEngine
-from triptych.ports import EngineRequest
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="NO CUDA DEVICE: the CUDA paths are not tested here"
@@ -32,17 +32,17 @@ def test_answers_are_the_same_after_a_load(tmp_path: Path, *, compiled: bool) ->
     assert engine.weights is not None
     answers = []
     for number in range(2):
-        for one in range(4):
-            engine.add(EngineRequest(f"{number}{one}", tuple(range(20, 40 + one)), (), greedy(12, ignore_eos=True)))
+        for index in range(4):
+            engine.add(EngineRequest(f"{number}{index}", tuple(range(20, 40 + index)), (), greedy(12, ignore_eos=True)))
         answers.append(list(run(engine).values()))
         before = torch.cuda.memory_allocated()
-        engine.before_unload()
+        engine.weights.before_unload()
         engine.weights.unload()
         assert before - torch.cuda.memory_allocated() >= engine.weights.nbytes
         taken = torch.empty(
             engine.weights.nbytes, dtype=torch.uint8, device="cuda"
         )  # so that the weights get another place
         engine.weights.load()
-        engine.after_load()
+        engine.weights.after_load()
         del taken
     assert answers[0] == answers[1]

@@ -11,11 +11,11 @@ import torch
 
 from tests.unit.engine.on_cuda import reference_attention
 from tests.unit.engine.tiny import greedy, make_model, run, text_engine
+from triptych.domain.engine import EngineRequest
 from triptych.engine.decoder import setup
 from triptych.engine.decoder.paged_attention import has_paged_kernel, paged_attention, paged_layout
 from triptych.engine.decoder.setup import KvOptions
 from triptych.families.base import Span
-from triptych.ports import EngineRequest
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="NO CUDA DEVICE: the CUDA paths are not tested here"

@@ -44,9 +44,9 @@ from triptych.runtime.tasks import TaskScope
 from triptych.runtime.world import World as ProcessWorld
 from triptych.scaling.processes import ProcessScaler
 from triptych.services.encoder import build as encoders
-from triptych.services.encoder.build import BuiltEncoder, LoadedEncoder
+from triptych.services.encoder.build import BuiltEncoder
 from triptych.services.encoder.embedding_files import EmbeddingFiles
-from triptych.services.encoder.service import EncoderService
+from triptych.services.encoder.service import EncoderService, LoadedEncoder
 from triptych.services.encoder.settings import EncoderSettings
 from triptych.services.pool_manager import build as managers
 from triptych.services.pool_manager.settings import PoolManagerSettings
@@ -56,9 +56,9 @@ from triptych.services.router.prepare import ModelPrepare
 from triptych.services.router.service import RouterService
 from triptych.services.router.settings import RouterSettings
 from triptych.services.text import build as texts
-from triptych.services.text.build import Instance, LoadedText
+from triptych.services.text.build import Instance
 from triptych.services.text.encoder_part import EncoderPart
-from triptych.services.text.service import TextService
+from triptych.services.text.service import LoadedText, TextService
 from triptych.services.text.settings import TextSettings
 from triptych.services.text.switching import Switching
 from triptych.testing.fakes import FAKE_MODEL, FakeEncoderEngine, FakePrepared, FakeTextEngine
@@ -85,7 +85,7 @@ class Engines:
     encoder: Callable[[str], Any]
     """A new ``ports.EncoderEngine`` of the instance with this name."""
     text: Callable[[str], Any]
-    """A new ``ports.StagedTextEngine``, likewise."""
+    """A new ``ports.TextEngine``, likewise."""
     family: Family
     encoder_profile: Profile
     decoder_profile: Profile
@@ -121,7 +121,7 @@ class World:
     encoder_arena_bytes: int = MIB
     text_arena_bytes: int = MIB
     kv_arena_bytes: int = MIB
-    """Of text instances that do not encode, for keys and values that they hand over; 0 for none."""
+    """Of text instances that do not encode, for keys and values that they transfer; 0 for none."""
     kv_tokens: int = FakeTextEngine.kv_tokens
     """KV memory of each text instance."""
     chunk_tokens: int = FakeTextEngine.chunk_tokens
@@ -272,8 +272,8 @@ class EncoderNode(_Node):
     built: BuiltEncoder
 
     async def _build(self, process: ProcessWorld, data_plane: DataPlane) -> None:
-        part = self._cluster.encoder_part(self.name, InlineOffload())
-        self.engine = part.loaded.engine
+        self.engine = self._cluster.engines.encoder(self.name)
+        part = self._cluster.encoder_part(self.name, self.engine, InlineOffload())
         building = encoders.build(part.settings, process, data_plane, part.loaded)
         self.built = await self._life.enter_async_context(building)
         self.instance = self.service
@@ -320,8 +320,8 @@ class TextNode(_Node):
         )
         encoder = None
         if settings.widest.serves(Stage.ENCODE):
-            encoder = cluster.encoder_part(self.name, thread)
-            self.encoder.engine = encoder.loaded.engine
+            self.encoder.engine = cluster.engines.encoder(self.name)
+            encoder = cluster.encoder_part(self.name, self.encoder.engine, thread)
         building = texts.build(settings, process, data_plane, loaded, encoder)
         self.built = await self._life.enter_async_context(building)
         self.instance = self.built.service
@@ -337,7 +337,7 @@ class TextNode(_Node):
 
     @property
     def store(self) -> ArenaStore | None:
-        """Of what it hands over, if it does not encode."""
+        """Of what it transfers, if it does not encode."""
         return self.built.store
 
     @property
@@ -656,10 +656,8 @@ class SimCluster:
         self.hybrids = [TextNode(f"h{number}", self, world.hybrid_role) for number in range(world.hybrids)]
         first_roles = (Role.PD,) * world.switching + world.switching_from
         self.switching = [TextNode(f"s{number}", self, role, Role.EPD) for number, role in enumerate(first_roles)]
-        self.encoders: list[EncoderNode | MountedEncoder] = [
-            *(EncoderNode(f"e{number}", self) for number in range(world.encoders)),
-            *(node.encoder for node in (*self.hybrids, *self.switching)),
-        ]
+        self.encoders = [EncoderNode(f"e{number}", self) for number in range(world.encoders)]
+        """Those of role E."""
         self.texts: list[TextNode] = [TextNode(f"t{number}", self) for number in range(world.texts)]
         self.texts += [TextNode(f"p{number}", self, Role.P) for number in range(world.prefills)]
         self.texts += [TextNode(f"d{number}", self, Role.D) for number in range(world.decodes)]
@@ -668,8 +666,7 @@ class SimCluster:
         """By address, where a test gives them other addresses."""
         self.processes: dict[str, EncoderNode | TextNode] = {}
         """All instances by name."""
-        encoders_alone = [node for node in self.encoders if isinstance(node, EncoderNode)]
-        everyone: list[EncoderNode | TextNode] = [*encoders_alone, *self.texts]
+        everyone: list[EncoderNode | TextNode] = [*self.encoders, *self.texts]
         self.processes.update((node.name, node) for node in everyone)
         if self.scaled is not None:
             for role, nodes in ((Role.E, self.encoders), (Role.PD, self.texts)):
@@ -691,10 +688,15 @@ class SimCluster:
         """Those that can fail."""
 
     @property
+    def encoding(self) -> list[EncoderNode | MountedEncoder]:
+        """Whatever encodes, in a process of its own or of other stages too."""
+        return [*self.encoders, *(node.encoder for node in (*self.hybrids, *self.switching))]
+
+    @property
     def router_settings(self) -> RouterSettings:
         return RouterSettings(managers=self.access, **self.world.router)
 
-    def encoder_part(self, name: str, compute: InlineOffload) -> EncoderPart:
+    def encoder_part(self, name: str, engine: ports.EncoderEngine[Any], compute: InlineOffload) -> EncoderPart:
         """The encoder of a process, loaded."""
         world, workers = self.world, self.engines.prepare_workers
         settings = EncoderSettings(model=Path(), arena_bytes=HEADER_NBYTES + world.encoder_arena_bytes, **world.encoder)
@@ -702,7 +704,6 @@ class SimCluster:
         if settings.embedding_files is not None:
             files = EmbeddingFiles(settings.embedding_files, settings.embedding_files_bytes)
         identity = self.profile_of(name, ModelPart.ENCODER).identity
-        engine = self.engines.encoder(name)
         loaded = LoadedEncoder(engine, identity, compute, InlineOffload(workers), workers, files)
         return EncoderPart(settings, loaded, world.image_budget)
 
@@ -745,7 +746,6 @@ class SimCluster:
             self.texts.append(node)
             if role.serves(Stage.ENCODE):
                 self.hybrids.append(node)
-                self.encoders.append(node.encoder)
         self.processes[name] = node
         await node.start()
 
@@ -896,7 +896,7 @@ class SimCluster:
             held[f"{name} credits"] = router.cluster.machine.outstanding
             held[f"{name} leases"] = router.cluster.machine.leases
             held[f"{name} media bytes"] = router.media_bytes
-        for node in filter(lambda node: node.is_up, self.encoders):
+        for node in filter(lambda node: node.is_up, self.encoding):
             load = node.service.load().at(Stage.ENCODE)
             held[f"{node.name} leases"] = node.store.memory.leases
             held[f"{node.name} leased bytes"] = load.leased_bytes
@@ -924,7 +924,7 @@ class SimCluster:
             router.cluster.validate()
         for holds in (self.holds, *(router.holds for router in self.routers)):
             assert not holds.forgotten, holds.forgotten
-        for node in self.encoders:
+        for node in self.encoding:
             node.service.validate()
         for text in self.texts:
             text.service.validate()
@@ -940,8 +940,8 @@ class SimCluster:
             await node.kill()
         self.router.close()
         await self.scope.close()
-        for node in self.processes.values():
-            await node.end()
+        for process in self.processes.values():
+            await process.end()
 
 
 @asynccontextmanager

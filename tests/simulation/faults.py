@@ -215,12 +215,12 @@ def _cut(managers: Sequence[ManagerNode], names: Sequence[str]) -> End:
 
 
 def _set(things: Sequence[object], name: str, *, bad: object, well: object) -> End:
-    for one in things:
-        setattr(one, name, bad)
+    for thing in things:
+        setattr(thing, name, bad)
 
     def heal() -> None:
-        for one in things:
-            setattr(one, name, well)
+        for thing in things:
+            setattr(thing, name, well)
 
     return heal
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from triptych.domain.embedding import LeaseId, Ticket
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
-from triptych.domain.generation import HandedOver, TextEvent, TextRequest
+from triptych.domain.generation import KvTransferred, TextEvent, TextRequest
 from triptych.errors import Cancelled, DeadlineExceeded, LeaseLost, StageClosed, TriptychError, Unavailable
 from triptych.machine.router.leases import leases_of
 from triptych.testing.links import Link, LinkedInstance
@@ -86,7 +86,7 @@ class WatchedInstance(LinkedInstance):
             async for events in stream:
                 # The reader has released them.
                 self._leases.drop([segment.ticket.lease_id for segment in request.kv_segments])
-                if events and isinstance(events[-1], HandedOver):
+                if events and isinstance(events[-1], KvTransferred):
                     self._take(*leases_of(events[-1].segments))
                 yield events
 

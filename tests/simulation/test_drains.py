@@ -21,10 +21,10 @@ from triptych.domain.stage import Role
 ENDS_S = 3.0
 LOST_S = 8.0
 """Until a leaving instance that has died is forgotten."""
-HANDS_OVER: dict[str, Any] = {"hand_over_on_drain": True}
-SLOW = World(texts=0, text_step_s=0.06, text=HANDS_OVER)
-"""An answer that is handed over gets its next token after its sender's call has ended."""
-SHARING = replace(SLOW, router=TOLD, text=KEPT | HANDS_OVER)
+TRANSFERS_KV: dict[str, Any] = {"transfer_kv_on_drain": True}
+SLOW = World(texts=0, text_step_s=0.06, text=TRANSFERS_KV)
+"""An answer that is transferred gets its next token after its sender's call has ended."""
+SHARING = replace(SLOW, router=TOLD, text=KEPT | TRANSFERS_KV)
 WORLDS = {
     "together": (replace(SLOW, texts=3), "t0"),
     "prefixes": (replace(SHARING, texts=3), "t0"),
@@ -90,7 +90,7 @@ def test_leases_of_a_router_that_died_hold_up_a_drain_for_a_bounded_time() -> No
             for router in cluster.routers:
                 await router.start()
         check_right(playing.result())
-        assert ENDS_S < draining.result() < 10 + ENDS_S, "what it has handed over is waited for, not to its leases' end"
+        assert ENDS_S < draining.result() < 10 + ENDS_S, "what it has transferred is waited for, not to its leases' end"
 
     simulate(replace(WORLDS["together"][0], seed=3, routers=2), scenario)
 

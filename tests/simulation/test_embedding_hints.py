@@ -123,7 +123,7 @@ def test_an_encoder_that_starts_again_is_not_believed_to_hold_anything() -> None
                     asks = [about_image(number, f"{attempt}.") for number in range(20)]
                     replies = await play(router, asks)
                     check_right(replies)
-                    assert not router.cluster.instances.in_backoff()
+                    assert not router.cluster.machine.instances.in_backoff()
                 victim = cluster.encoders[attempt]
                 await victim.kill()
                 await victim.start()
@@ -172,7 +172,7 @@ def test_hints_that_are_lost_late_or_wrong_never_fail_a_request_nor_count_as_fai
                 (cluster.router, other), await play_both(cluster.router, other, *asks), strict=True
             ):
                 router.cluster.validate()
-                assert not router.cluster.instances.in_backoff()
+                assert not router.cluster.machine.instances.in_backoff()
                 for reply in replies:
                     told = await router.timeline(reply.ask.request.request_id)
                     assert {item.encode_attempts for item in told.items} == {1}

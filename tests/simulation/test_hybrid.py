@@ -37,7 +37,7 @@ class Batch:
     at_s: float
     tokens: tuple[int, ...]
     waited_s: float
-    """Its first item, for its turn."""
+    """Its first item, for this batch."""
     prompts: bool
     """Whether prompts could have been computed instead."""
     others: bool
@@ -54,24 +54,26 @@ class Watched:
         self._waiting_since_s: float | None = None
         engine, encoder, batcher = node.engine, node.encoder.engine, node.encoder.service.batcher
         clock = asyncio.get_running_loop().time
-        decode_step, encode, turn = engine.decode_step, encoder.encode, batcher.turn
+        decode_step, encode, encode_batch = engine.decode_step, encoder.encode, batcher.encode_batch
 
         def stepping() -> Any:
             self.steps.append(clock())
             return decode_step()
 
-        async def turning(budget: ImageBudget | None = None) -> bool:
+        async def encoding_batch(budget: ImageBudget | None = None) -> bool:
             self._waiting_since_s = batcher.waiting_since_s
-            return await turn(budget)
+            return await encode_batch(budget)
 
         def encoding(items: Any) -> Any:
             assert self._waiting_since_s is not None
             tokens = tuple(item.tokens for item in items)
             waited_s = clock() - self._waiting_since_s
-            self.batches.append(Batch(clock(), tokens, waited_s, engine.prefill_turn is not None, engine.has_work))
+            self.batches.append(
+                Batch(clock(), tokens, waited_s, engine.prefill_queue_position is not None, engine.has_work)
+            )
             return encode(items)
 
-        engine.decode_step, batcher.turn = stepping, turning  # type: ignore[method-assign]
+        engine.decode_step, batcher.encode_batch = stepping, encoding_batch  # type: ignore[method-assign]
         encoder.encode = encoding  # type: ignore[assignment, method-assign]
 
 
@@ -95,7 +97,7 @@ def test_hybrid_and_other_instances_work_together(seed: int) -> None:
     async def scenario(cluster: SimCluster) -> None:
         for reply in await play(cluster.router, make_asks(seed, 150)):
             reply.check_right()
-        assert all(node.engine.encoded_items > 0 for node in cluster.encoders)
+        assert all(node.engine.encoded_items > 0 for node in cluster.encoding)
 
     simulate(World(seed=seed, encoders=1, texts=1, hybrids=2), scenario)
 
@@ -143,7 +145,7 @@ def test_prompts_are_prefilled_before_items_are_encoded() -> None:
         assert len(watched.batches) > 20
         assert not any(batch.prompts for batch in watched.batches)
 
-    simulate(alone(3, text={"encode_patience_s": 1e6}), scenario)
+    simulate(alone(3, text={"encode_patience_s": 1e6, "encode_share": 1.0}), scenario)
 
 
 def test_the_encoder_keeps_its_budget_and_decodes_run_between_its_batches() -> None:
@@ -196,5 +198,5 @@ def test_endless_prompts_do_not_starve_items(patience_s: float) -> None:
         else:
             assert max(waited_s) > 0.5
 
-    settings = {"encode_patience_s": patience_s}
+    settings = {"encode_patience_s": patience_s, "encode_share": 1.0}
     simulate(alone(6, text=settings), scenario)

@@ -11,14 +11,14 @@ from tests.simulation.scaling import profile_of_decoder, profile_of_encoder
 from tests.simulation.test_cluster import check_right, play_while, simulate
 from tests.simulation.workload import Ask, make_asks, play
 from triptych.domain.chat import ChatRequest, MediaPart, Message, TextPart
+from triptych.domain.engine import EngineOutput
 from triptych.domain.media import Modality
 from triptych.domain.sampling import SamplingParams
 from triptych.domain.timeline import Timeline
 from triptych.engine.decoder.options import EngineOptions
-from triptych.machine.router.cluster import ClusterLimits
+from triptych.machine.router.cluster_limits import ClusterLimits
 from triptych.policy.iteration import ImageBudget
 from triptych.policy.policies import PolicyNames
-from triptych.ports import EngineOutput
 from triptych.runtime.metrics import Metrics
 from triptych.services.router import gauges
 from triptych.testing import fake_kv, fakes

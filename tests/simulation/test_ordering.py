@@ -11,11 +11,12 @@ from tests.simulation.test_cluster import check_right, check_right_or, now_s, si
 from tests.simulation.workload import Ask, Reply, play
 from triptych.domain.chat import ChatRequest, MediaPart, Message, TextPart
 from triptych.domain.media import Modality
+from triptych.domain.queue_position import AGEING_S
 from triptych.domain.sampling import SamplingParams
 from triptych.errors import DeadlineExceeded
 from triptych.machine.encoder.batch_queue import BatchLimits
 from triptych.policy.policies import PolicyNames
-from triptych.policy.queueing import AGEING_FACTOR, AGEING_S
+from triptych.policy.queueing import AGEING_FACTOR
 from triptych.testing.fakes import FAKE_MODEL
 from triptych.testing.media import png
 

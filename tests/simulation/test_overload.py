@@ -15,10 +15,10 @@ from tests.simulation.test_cluster import check_right, now_s, simulate
 from tests.simulation.test_ordering import asked
 from tests.simulation.workload import Ask, Reply, play
 from triptych.domain.embedding import Tensor
+from triptych.domain.engine import EngineOutput
 from triptych.errors import DeadlineExceeded, NotFound, Overloaded
 from triptych.machine.encoder.batch_queue import BatchLimits
 from triptych.policy.policies import PolicyNames
-from triptych.ports import EngineOutput
 from triptych.testing.fakes import FakeEncoderEngine, FakePrepared, FakeTextEngine
 
 LASTS_S = 20.0

@@ -14,11 +14,11 @@ from tests.simulation.test_cluster import check_right, check_right_or, play_whil
 from tests.simulation.workload import Ask, Reply, make_asks, play
 from triptych.domain.chat import MediaPart
 from triptych.domain.embedding import Tensor
+from triptych.domain.engine import EngineOutput
 from triptych.domain.media import Modality
 from triptych.domain.sampling import SamplingParams
 from triptych.errors import EngineFailure, InstanceLost
 from triptych.machine.router.text_places import MOST_TOGETHER
-from triptych.ports import EngineOutput
 from triptych.testing.fakes import FakeEncoderEngine, FakePrepared, FakeTextEngine
 from triptych.testing.media import png
 

@@ -195,7 +195,7 @@ def test_a_holder_that_dies_costs_no_answer(at_s: float) -> None:
     simulate(SHARED, scenario)
 
 
-def test_one_that_drains_hands_over_what_it_keeps_as_well() -> None:
+def test_one_that_drains_transfers_kv_what_it_keeps_as_well() -> None:
     asks = make_turns(13, 24, gap_s=0.02)
 
     async def scenario(cluster: SimCluster) -> None:
@@ -205,4 +205,4 @@ def test_one_that_drains_hands_over_what_it_keeps_as_well() -> None:
 
         check_right(await play_while(cluster, asks, drain()))
 
-    simulate(replace(SHARED, text=KEPT | {"hand_over_on_drain": True}), scenario)
+    simulate(replace(SHARED, text=KEPT | {"transfer_kv_on_drain": True}), scenario)

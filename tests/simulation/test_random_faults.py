@@ -31,7 +31,8 @@ from triptych.machine.arena.arena import ArenaMachine
 from triptych.machine.arena.published import PublishedContents
 from triptych.machine.encoder.batch_queue import BatchQueue
 from triptych.machine.router.attainment import AttainmentRecorder
-from triptych.machine.router.cluster import ClusterLimits, ClusterMachine
+from triptych.machine.router.cluster import ClusterMachine
+from triptych.machine.router.cluster_limits import ClusterLimits
 from triptych.machine.router.losses import MOST_ENDED
 from triptych.machine.router.promises import Promises
 from triptych.machine.router.request import RequestLimits, RequestMachine
@@ -191,10 +192,10 @@ class Troubles:
 
     async def _in_turn(self, troubles: Sequence[Trouble]) -> None:
         began_s = now_s()
-        for one in troubles:
-            await asyncio.sleep(began_s + one.at_s - now_s())
-            nodes = [node for node in self._nodes(one.role) if node.is_up and not node.drained]
-            await self._happen(one, nodes[int(one.pick * len(nodes))])
+        for trouble in troubles:
+            await asyncio.sleep(began_s + trouble.at_s - now_s())
+            nodes = [node for node in self._nodes(trouble.role) if node.is_up and not node.drained]
+            await self._happen(trouble, nodes[int(trouble.pick * len(nodes))])
 
     def _nodes(self, role: Role | None) -> Sequence[Node]:
         if role is None:
@@ -287,11 +288,11 @@ def _changed(things: Sequence[object], changes: Mapping[str, Callable[[Any], Any
 
 _WITH_EVENTS = (ClusterMachine, RequestMachine, BatchQueue, ArenaMachine, TensorCache)
 _CHECKED: Mapping[type, Sequence[str]] = dict.fromkeys(_WITH_EVENTS, ("handle",)) | {
-    WaitPredictor: ("prepared", "encoded", "answering", "over"),
+    WaitPredictor: ("prepared", "encoded", "answering", "ended"),
     Promises: ("promise", "take"),
-    AttainmentRecorder: ("prepared", "dispatched", "answering", "over", "refused", "roll"),
-    PublishedContents: ("encoding", "held", "segment", "over", "gone"),
-    Jobs: ("add", "enters_engine", "got_tokens", "over"),
+    AttainmentRecorder: ("prepared", "dispatched", "answering", "ended", "refused", "roll"),
+    PublishedContents: ("encoding", "held", "segment", "encoding_ended", "gone"),
+    Jobs: ("add", "enters_engine", "got_tokens", "ended"),
 }
 """What changes each machine."""
 

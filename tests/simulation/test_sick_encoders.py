@@ -10,7 +10,7 @@ from tests.simulation.test_cluster import check_right, check_right_or, play_whil
 from tests.simulation.workload import make_asks, play
 from triptych.domain.embedding import Ticket
 from triptych.errors import DeadlineExceeded, EngineFailure, InternalError, Unavailable
-from triptych.machine.router.cluster import ClusterLimits
+from triptych.machine.router.cluster_limits import ClusterLimits
 from triptych.testing.links import Fault
 
 FAILS = [EngineFailure("on purpose") for _ in range(3000)]

@@ -35,8 +35,8 @@ def test_the_same_image_through_two_routers_at_once_is_encoded_once(seed: int) -
                         group.create_task(play(router, [about(image, f"{name}{number}")]))
                         for name, router in (("one", cluster.router), ("other", other))
                     ]
-                for one in playing:
-                    check_right(one.result())
+                for player in playing:
+                    check_right(player.result())
                 encoded = [node.engine.encoded_items for node in cluster.encoders]
                 assert sum(encoded) == number + 1
                 await asyncio.sleep(1.0)  # until all routers know that the encoders are idle

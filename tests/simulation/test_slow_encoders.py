@@ -12,7 +12,7 @@ from tests.simulation.workload import Ask, make_asks, play
 from triptych.domain.chat import MediaPart, Message
 from triptych.domain.media import Modality
 from triptych.domain.timeline import ItemTimeline
-from triptych.machine.router.cluster import ClusterLimits
+from triptych.machine.router.cluster_limits import ClusterLimits
 from triptych.testing.media import png
 from triptych.workload.report import percentile
 

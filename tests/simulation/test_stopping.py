@@ -131,17 +131,21 @@ def prefills_at_once(cluster: SimCluster) -> None:
 def copies_slowly(cluster: SimCluster) -> None:
     """Keys and values, in the engine's thread."""
     engine = cluster.texts[0].engine
-    pack = engine.pack
+    pack = engine.kv.pack
 
     def slow(request_id: str, choice: int, segment: KvSegment, memory: memoryview) -> bool:
         spend(BLOCKED_S)
         return pack(request_id, choice, segment, memory)
 
-    engine.pack = slow  # type: ignore[method-assign]
+    engine.kv.pack = slow  # type: ignore[method-assign]
 
 
 PLACES = {
-    "preparation": Place(lambda cluster, phase: phase is RequestPhase.PREPARING, prepares_slowly),
+    "preparation": Place(
+        lambda cluster, phase: phase is RequestPhase.PREPARING,
+        prepares_slowly,
+        world={"router": {"prepare_inline_chars": 0}},  # in a thread
+    ),
     "preprocessing": Place(
         lambda cluster, phase: phase is RequestPhase.ENCODING and items(cluster) == 1,
         preprocesses_slowly,
@@ -166,7 +170,7 @@ PLACES = {
         behind=True,
         step_s=0.15,
     ),
-    "hand-over": Place(
+    "KV transfer": Place(
         lambda cluster, phase: phase is RequestPhase.STREAMING and bool(cluster.texts[0].store.memory.leased_bytes),  # type: ignore[union-attr]
         copies_slowly,
         APART,
@@ -345,8 +349,8 @@ def test_a_request_stops_within_100_ms_and_one_engine_step(
             before, began_s = counts(cluster), now_s()
             playing = group.create_task(reply_to(through, cluster, ask))
             await asyncio.sleep(STOPPED_S - 0.01)
-            tasks = cluster.router._tasks.values()
-            (task,) = [one for one in tasks if one.request.request_id != first.request.request_id]
+            tasks = cluster.router._requests
+            (task,) = [running for running in tasks if running.request.request_id != first.request.request_id]
             assert place.is_there(cluster, task.phase), (task.phase, cluster.held())
             await asyncio.sleep(began_s + STOPPED_S + STOPS_WITHIN_S + place.step_s - now_s())
             assert counts(cluster) == before

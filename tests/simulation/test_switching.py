@@ -32,7 +32,7 @@ def test_many_switches_under_load_cost_no_request(seed: int) -> None:
                 node.switching.set_stages(role.stages, number + 1)
 
         check_right(await play_while(cluster, asks, switch()))
-        assert not cluster.router.cluster.instances.in_backoff(), "a stage that closes is no failure"
+        assert not cluster.router.cluster.machine.instances.in_backoff(), "a stage that closes is no failure"
 
     simulate(replace(ONE, switching=2, seed=seed), scenario)
 
@@ -90,11 +90,11 @@ def test_one_that_starts_again_has_its_first_role_and_knows_no_order() -> None:
             with pytest.raises(error):
                 node.switching.set_stages(stages, version)
         await asyncio.sleep(0.1)
-        assert cluster.router.cluster.instances.states()["E", "ready"] == 2
+        assert cluster.router.cluster.machine.instances.states()["E", "ready"] == 2
         await node.kill()
         await node.start()
         await asyncio.sleep(5)
-        assert cluster.router.cluster.instances.states()["PD", "ready"] == 1
+        assert cluster.router.cluster.machine.instances.states()["PD", "ready"] == 1
         assert node.instance.load().stages_version == 0
         check_right(await play(cluster.router, make_asks(1, 20)))
 

@@ -120,14 +120,14 @@ def run(world: World, *streams: list[Ask]) -> Mapping[str, Served]:
     simulate(world, scenario)
     check_right([one for one in replies if not isinstance(one.error, Overloaded | DeadlineExceeded)])
     found: dict[str, list[Reply]] = {}
-    for one in replies:
-        found.setdefault(one.ask.request.request_id.rpartition("-")[0], []).append(one)
+    for reply in replies:
+        found.setdefault(reply.ask.request.request_id.rpartition("-")[0], []).append(reply)
     return {
         name: Served(
             [
-                one.first_s - began_s - one.ask.at_s
-                for one in them
-                if one.first_s is not None and one.ask.at_s > SETTLED_S
+                reply.first_s - began_s - reply.ask.at_s
+                for reply in them
+                if reply.first_s is not None and reply.ask.at_s > SETTLED_S
             ],
             sum(isinstance(one.error, Overloaded) for one in them),
             sum(isinstance(one.error, DeadlineExceeded) for one in them),

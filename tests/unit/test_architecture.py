@@ -44,7 +44,7 @@ def test_every_service_has_the_same_files() -> None:
     common = {"__init__.py", "__main__.py", "app.py", "service.py", "settings.py", "README.md"}
     edges = {"gateway": {"routes.py"}, "encoder": set[str]()}
     assert (SOURCES["triptych"] / "rpc" / "encoder.py").is_file(), (
-        "text instances that hand over serve the encoder's calls too"
+        "text instances that transfer serve the encoder's calls too"
     )
     for folder in sorted(path for path in SOURCES["services"].iterdir() if (path / "__main__.py").exists()):
         missing = (common | edges.get(folder.name, {"servicer.py"})) - {path.name for path in folder.iterdir()}

@@ -1,6 +1,5 @@
 """The error tree matches its documentation."""
 
-import ast
 import re
 from pathlib import Path
 
@@ -9,6 +8,7 @@ from triptych import errors
 ROOT = Path(__file__).parents[2]
 
 _ROW = re.compile(r"^    ((?:\|   |    )*)\+-- (\w+) +([A-Z_]+) +(\d+)", re.MULTILINE)
+_CLASS = re.compile(r"\bclass (\w+)\(([^:]*)\):")
 
 
 def test_the_page_names_every_error_with_its_parent_its_grpc_code_and_its_http_status() -> None:
@@ -27,11 +27,6 @@ def test_no_other_module_adds_an_error_to_the_tree() -> None:
     own = Path(errors.__file__)
     names = {"TriptychError"} | {cls.__name__ for cls in errors.tree().values()}
     for path in (*own.parent.rglob("*.py"), *(ROOT / "services").rglob("*.py")):
-        if path == own:
-            continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ClassDef):
-                bases = {
-                    base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "") for base in node.bases
-                }
-                assert not bases & names, f"{path.relative_to(ROOT)}: {node.name}"
+        if path != own:
+            for name, bases in _CLASS.findall(path.read_text()):
+                assert not names & set(re.findall(r"\w+", bases)), f"{path.relative_to(ROOT)}: {name}"

@@ -170,10 +170,10 @@ def test_an_encoder_has_few_arguments(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["--tensor-parallel-size 2", "--kv-cache-dtype fp8"])
-def test_what_keys_and_values_cannot_be_handed_over_with_is_refused_by_name(text: str) -> None:
-    def made(*, hands_over: bool) -> EngineArgs:
-        return engine_args(text, checkpoint(), model_id="m", compute=ComputeOptions(), hands_over=hands_over)
+def test_what_keys_and_values_cannot_be_kv_transferred_with_is_refused_by_name(text: str) -> None:
+    def made(*, transfers_kv: bool) -> EngineArgs:
+        return engine_args(text, checkpoint(), model_id="m", compute=ComputeOptions(), transfers_kv=transfers_kv)
 
-    assert made(hands_over=False).kv_transfer_config is None
+    assert made(transfers_kv=False).kv_transfer_config is None
     with pytest.raises(CannotStart, match=f"--vllm-args: {text.partition(' ')[0]} cannot be set in roles P and D"):
-        made(hands_over=True)
+        made(transfers_kv=True)

@@ -60,7 +60,7 @@ def test_an_item_that_is_gone_fails_its_request_and_a_hundred_others_succeed(eng
     asked = [TWO if number % 5 == 0 else Question("Hello!") for number in range(OTHERS)]
     for number, question in enumerate(asked):
         engine.add(request(f"r{number}", question))
-    engine._items.drop(engine._choices["lost/0"].vllm_id)
+    engine._items.drop(engine._choices.by_name["lost/0"].vllm_id)
     answers = finish(engine, {})
     assert isinstance(answers["lost", 0].error, EngineFailure)
     for number, question in enumerate(asked):
@@ -95,7 +95,7 @@ def test_an_item_that_vanishes_while_its_prompt_is_computed_fails_its_request_on
     engine.add(request("other", TWO, greedy(30)))
     answers: Answers = {}
     collect(answers, engine.step())
-    one = engine._scheduler.requests[engine._choices["lost/0"].vllm_id]
+    one = engine._scheduler.requests[engine._choices.by_name["lost/0"].vllm_id]
     engine._scheduler.running.remove(one)
     engine._scheduler._preempt_request(one, 0.0)
     engine._items.drop(one.request_id)

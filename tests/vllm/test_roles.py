@@ -80,7 +80,7 @@ async def test_an_answer_goes_on_when_its_decode_instance_is_killed(served: Serv
     assert told["outcome"] == "done"
 
 
-async def test_an_answer_goes_on_when_the_prefill_instance_is_killed_as_it_hands_over(served: Served) -> None:
+async def test_an_answer_goes_on_when_the_prefill_instance_is_killed_as_it_transfers_kv(served: Served) -> None:
     name, whole = next_name(), await long_answer(served, next_name(), nothing)
     killed: list[int] = []
 

@@ -1,5 +1,6 @@
 """Settings of ``triptych up``: a placement, and settings of the services. They are checked before anything starts."""
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from triptych.domain.scaling import PoolName
 from triptych.domain.slo import Metric, Slo
 from triptych.domain.stage import ModelPart, Role, Stage
 from triptych.runtime.profiles import KnownProfiles, the_profile
+from triptych.runtime.settings import SettingsError
 from triptych.services.encoder.settings import EncoderSettings
 from triptych.services.pool_manager.settings import PoolManagerSettings
 from triptych.services.router.settings import RouterSettings
@@ -51,28 +53,36 @@ class ClusterSettings:
         of_router = (*preset.get("router", ()), *self.given["router"])
         of_text = (*preset.get("text", ()), *self.given["text"])
         texts, encoder = self._instances(of_text)
-        most = self._check_pools()
+        below = {"max_instances": max(_MAX_INSTANCES, *self.sizes.values())}
+        manager: PoolManagerSettings = loaded("pool_manager", self.given["pool_manager"], below)
+        self._check_pools(manager)
         if self.switch_roles and not {metric for _, metric in slo.objectives} >= {Metric.TTFT, Metric.TBT}:
             raise _cannot_switch(
                 "takes objectives for the time to the first token and between tokens: --slo ttft=5x,tbt=5x"
             )
         delays = next((settings.delay_profile for settings in (*texts, encoder) if settings.delay_profile), None)
-        known = _checked(router.profiles, delays)
+        _check_delays(delays)
+        profiles = {path: _read(path) for path in (router.profiles, manager.profiles)}
+        known = router.profiles or manager.profiles or delays
         if reprofile and (measure is None or known is not None):
             text = "--reprofile is for --autoscale or --switch-roles with the demo model, without other profiles"
             raise CliError(text, caller=True)
         if known is None and measure is not None:
             known = measure()
+        router_knows, manager_knows = router.profiles or known, manager.profiles or known
         if self.switch_roles:
-            _check_parts(known)
-        profiled = () if known is None else (f"--profiles={known}",)
+            _check_parts(profiles.get(manager_knows) or _read(manager_knows))
         pulling = ("--prefixes=by-cost",) if any(text.kv_prefixes for text in texts) else ()
         return {
             **self.given,
             "text": of_text,
             "mounted_encoder": without_instance_flags(self.given["encoder"]),
-            "router": (*profiled, *pulling, *of_router),
-            "pool_manager": (*profiled, f"--max-instances={most}", *self.given["pool_manager"]),
+            "router": (*_profiles_flag(router_knows), *pulling, *of_router),
+            "pool_manager": (
+                *_profiles_flag(manager_knows),
+                f"--max-instances={manager.control.max_instances}",
+                *self.given["pool_manager"],
+            ),
         }
 
     def _instances(self, of_text: Sequence[str]) -> tuple[list[TextSettings], EncoderSettings]:
@@ -84,16 +94,18 @@ class ClusterSettings:
                 switchable = (f"--switchable={Role.EPD.value}",) if self.switch_roles else ()
                 texts.append(loaded("text", (path, f"--role={role.value}", *switchable, *of_text)))
         encoder: EncoderSettings = loaded("encoder", (path, *self.given["encoder"]))
-        mounting = [text.widest.value for text in texts if text.widest.serves(Stage.ENCODE)]
-        if mounting and encoder.engine.engine == "vllm":
-            raise CliError(f"--encoder-engine vllm is for encoders of role E, not for {mounting[0]}", caller=True)
+        mounted = shlex.join(without_instance_flags(self.given["encoder"]))
+        for text in texts:
+            if text.widest.serves(Stage.ENCODE):
+                try:
+                    EncoderSettings.mounted(mounted, text)
+                except SettingsError as error:
+                    raise CliError(f"encoders of role {text.widest.value}: {error}", caller=True) from None
         return texts, encoder
 
-    def _check_pools(self) -> int:
-        """The largest size of a pool. Raises CliError if one begins outside its bounds, or bounds are of none that there will be."""
+    def _check_pools(self, settings: PoolManagerSettings) -> None:
+        """Raise CliError if a pool begins outside its bounds, or bounds are of none that there will be."""
         begins = max(self.sizes.values())
-        below = {"max_instances": max(_MAX_INSTANCES, begins)}
-        settings: PoolManagerSettings = loaded("pool_manager", self.given["pool_manager"], below)
         most, entries = settings.control.max_instances, settings.control.pool_sizes
         if begins > most:
             raise CliError(f"--max-instances {most}: a pool begins with {begins} instances", caller=True)
@@ -115,27 +127,33 @@ class ClusterSettings:
                     f"--roles {pool.role.value}:{size}: --pool-sizes lets pool {pool} have {bounds.least} to {bounds.most} instances",
                     caller=True,
                 )
-        return most
 
 
-def _checked(profiles: Path | None, delays: Path | None) -> Path | None:
-    """The profiles that routers and the pool manager get: by default those of the delays. Raises CliError if they cannot be read."""
+def _check_delays(delays: Path | None) -> None:
+    """Raise CliError unless there is one profile of each part."""
     try:
         if delays is not None:
             for part in ModelPart:
                 the_profile(delays, part)
     except BadProfile as error:
         raise CliError(f"--delay-profile {delays}: {error}", caller=True) from None
+
+
+def _read(path: Path | None) -> KnownProfiles:
+    """Raises CliError."""
     try:
-        KnownProfiles.read(profiles)
+        return KnownProfiles.read(path)
     except BadProfile as error:
-        raise CliError(f"--profiles {profiles}: {error}", caller=True) from None
-    return profiles or delays
+        raise CliError(f"--profiles {path}: {error}", caller=True) from None
 
 
-def _check_parts(known: Path | None) -> None:
+def _profiles_flag(path: Path | None) -> tuple[str, ...]:
+    return () if path is None else (f"--profiles={path}",)
+
+
+def _check_parts(known: KnownProfiles) -> None:
     """Check that the pool manager can tell what an instance bears in each stage. Raises CliError."""
-    profiled = {profile.identity.part for profile in KnownProfiles.read(known).own}
+    profiled = {profile.identity.part for profile in known.own}
     if lacking := [part.value for part in ModelPart if part not in profiled]:
         raise _cannot_switch(
             f"takes profiles of the model's {' and '.join(lacking)}: --profiles DIR (triptych profile)"

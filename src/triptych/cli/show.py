@@ -113,8 +113,10 @@ def _stages(document: dict[str, Any]) -> Text:
     line.append(" with the calls between them; first token after ", style="dim").append(_ms(document["ttft_s"]))
     line.append(", on ", style="dim")
     if document.get("prefill_instance"):
-        line.append(document["prefill_instance"], style="cyan").append(", handed over to ", style="dim")
-        line.append(document["text_instance"], style="cyan").append(f" in {_ms(document['handover_s'])}", style="dim")
+        line.append(document["prefill_instance"], style="cyan").append(", transferred to ", style="dim")
+        line.append(document["text_instance"], style="cyan").append(
+            f" in {_ms(document['kv_transfer_s'])}", style="dim"
+        )
     else:
         line.append(document["text_instance"], style="cyan")
     if document.get("continuations"):

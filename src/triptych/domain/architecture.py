@@ -192,8 +192,6 @@ class EncoderItem:
     nbytes: int
     """Bytes of its tensors."""
     work: Work
-    pixels: int
-    """Samples of a sound."""
     rows: int
     """Rows of the encoder, about: as many as its products would be for if each used all parameters."""
 

@@ -316,7 +316,7 @@ class ScalingStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptPool:
+class SavedPool:
     """State that a leader leaves to the next one."""
 
     wanted: int

@@ -42,7 +42,9 @@ class Efficiency:
     sequence_s: float
     """Time for each sequence of a step, or item of a batch."""
     layer_s: float
-    """Least time of a layer, but for decode steps."""
+    """Least time of a decoder's layer in a pass that is not replayed as a graph: to start its kernels one by one."""
+    encode_layer_s: float
+    """The same of an encoder's layer."""
     reduce_s: float
     """Least time of one all-reduce."""
     source: str

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from triptych.domain.embedding import LeaseId, Ticket
 from triptych.domain.item_plan import Content, content_of
 from triptych.domain.media import MediaInfo, Shard
-from triptych.domain.queue_position import BY_TIME_LIMIT, QueuePosition
+from triptych.domain.queue_position import BY_TIME_LIMIT, RelativeQueuePosition
 from triptych.domain.record import record
 
 
@@ -35,7 +35,7 @@ class EncodeRequest:
     """The part of the item to encode; None for all of it. ``tokens`` and the embedding are the part's."""
     priority: int = 0
     """Lower goes first, whatever time is left."""
-    position: QueuePosition = BY_TIME_LIMIT
+    position: RelativeQueuePosition = BY_TIME_LIMIT
 
     @property
     def content(self) -> Content:

@@ -8,7 +8,7 @@ from triptych.domain.chat import ToolCall
 from triptych.domain.continuation import ContinuedChoice, begun
 from triptych.domain.embedding import Ticket
 from triptych.domain.kv_segment import KvPlacement, SealedSegment
-from triptych.domain.queue_position import BY_TIME_LIMIT, QueuePosition
+from triptych.domain.queue_position import BY_TIME_LIMIT, RelativeQueuePosition
 from triptych.domain.record import record
 from triptych.domain.sampling import SamplingParams
 
@@ -43,7 +43,7 @@ class TextRequest:
     """A tokenized prompt whose items are all encoded. ``sampling.max_tokens`` is always set.
 
     With ``continued`` it is a continuation: an answer that another instance began goes on with these choices only, each
-    after its tokens. Nothing else is handed over. As a token depends on the request, its seed, the choice and the tokens
+    after its tokens. Nothing else is transferred. As a token depends on the request, its seed, the choice and the tokens
     before, the answer is the one that the first instance would have given; so the router always sets the seed.
     """
 
@@ -57,18 +57,18 @@ class TextRequest:
     """Lower values go first, whatever time is left."""
     tenant_salt: bytes = b""
     """Cached prefixes are shared only between requests of equal salt."""
-    position: QueuePosition = BY_TIME_LIMIT
+    position: RelativeQueuePosition = BY_TIME_LIMIT
     continued: tuple[ContinuedChoice, ...] = ()
     """In ascending order of their choices; empty for a new answer."""
     early: bool = False
     """It is the prefix of a prompt, computed for the prefix cache: what is generated after it is no answer."""
-    hands_over: bool = False
-    """It ends with ``HandedOver`` after the first token of each choice that has not finished with it: prefill only."""
+    transfers_kv: bool = False
+    """It ends with ``KvTransferred`` after the first token of each choice that has not finished with it: prefill only."""
     kv_segments: tuple[KvPlacement, ...] = ()
     """Keys and values of the prompt, and of the tokens in ``continued``, that can be pulled instead of computed. What they do not
     cover, and what cannot be pulled, is computed."""
     kv_lease_s: float = 0.0
-    """How long the instance keeps segments that it hands over. 0 from a caller that takes no ``HandedOver``."""
+    """How long the instance keeps segments that it transfers. 0 from a caller that takes no ``KvTransferred``."""
 
     @property
     def begun(self) -> Mapping[int, tuple[int, ...]]:
@@ -159,7 +159,7 @@ class Finished:
 
 
 @record
-class HandedOver:
+class KvTransferred:
     """The last event of an instance that does not go on: the answer continues elsewhere, after the tokens sent so far.
 
     Segments are in ascending order; they cover a beginning of each unfinished choice, at most to before its last token.
@@ -170,7 +170,7 @@ class HandedOver:
     prefill_s: float = 0.0
 
 
-TextEvent = Ready | TokenChunk | Finished | HandedOver
+TextEvent = Ready | TokenChunk | Finished | KvTransferred
 
 
 @dataclass(frozen=True, slots=True)

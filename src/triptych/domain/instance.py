@@ -75,8 +75,8 @@ class InstanceInfo:
     """Whether it finds prefixes of prompts that it has computed (``TextRequest.early``)."""
     kv_kind: str = ""
     """Digest of the kind of its keys and values (``KvKind.digest``): it takes segments of the same kind. Empty if it takes none."""
-    hands_over: bool = False
-    """Whether it can hand answers over (``TextRequest.hands_over``)."""
+    transfers_kv: bool = False
+    """Whether it can hand answers over (``TextRequest.transfers_kv``)."""
     switchable: Role | None = None
     """The widest role that it can switch to: it serves the stages of its last load report. None if it always serves its role."""
     kv_segment_tokens: int = 0
@@ -100,7 +100,7 @@ class StageLoad:
     """Items at the encode stage, requests at the others."""
     leased_bytes: int = 0
     """Arena bytes that cannot be reclaimed: leased, being written, or in quarantine. At the encode stage, and at the prefill stage
-    of an instance that hands over."""
+    of an instance that transfers."""
     free_tokens: int | None = None
     """KV memory for so many tokens is free. Decode stage only; None if unknown."""
     served: int | None = None

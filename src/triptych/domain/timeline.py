@@ -75,11 +75,11 @@ class Timeline:
     prefill_instance: str = ""
     """The text instance that computed the prompt, if it handed the answer over: ``text_instance`` went on with it. Times and pulls up
     to the first token are those of the former, and ``decode_s`` counts from the first token on."""
-    handover_s: float = 0.0
-    """In all, from the end of an instance that hands over to the next instance's first token, part of ``decode_s``: the copy of keys and
+    kv_transfer_s: float = 0.0
+    """In all, from the end of an instance that transfers to the next instance's first token, part of ``decode_s``: the copy of keys and
     values, the queue there, what has to be computed, and a step."""
     kv_pulled_tokens: int = 0
-    """Of the tokens that were handed over last, those whose keys and values were pulled ..."""
+    """Of the tokens that were transferred last, those whose keys and values were pulled ..."""
     kv_cached_tokens: int = 0
     """... were there already ..."""
     kv_computed_tokens: int = 0

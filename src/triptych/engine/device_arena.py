@@ -6,7 +6,7 @@ such arenas, or to and from host memory, without staging. Reads through ``ports.
 
 import torch
 
-from triptych.ports import Region
+from triptych.domain.region import Region
 from triptych.transport.arena import HeaderArena
 
 

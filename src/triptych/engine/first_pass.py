@@ -6,6 +6,7 @@ An engine may load a model that it cannot run, and then ends, or fails, at its f
 from collections.abc import Iterator
 from itertools import count
 
+from triptych.domain.engine import EngineRequest
 from triptych.domain.media import Modality
 from triptych.domain.reasons import reason_of
 from triptych.domain.sampling import SamplingParams
@@ -13,7 +14,7 @@ from triptych.engine.probe_media import image, sound
 from triptych.families.base import Family, as_in_request
 from triptych.families.model_files import BadModel
 from triptych.media.sniff import MediaLimits, inspect_media
-from triptych.ports import EncoderEngine, EngineRequest, Offload, PreparedT, TextEngine
+from triptych.ports import EncoderEngine, Offload, PreparedT, TextEngine
 
 _SIDE_PX = 64
 _PROMPT_TOKENS = 2

@@ -10,13 +10,14 @@ from itertools import count
 from math import ceil, floor, sqrt
 from statistics import median
 
+from triptych.domain.engine import EngineOutput, EngineRequest
 from triptych.domain.sampling import SamplingParams
 from triptych.engine.encoder import PreparedMedia, TransformersEncoderEngine
 from triptych.engine.probe_media import image, sound
 from triptych.engine.timing import timed_s
 from triptych.errors import ContextTooLong, InvalidMedia, InvalidRequest
 from triptych.media.sniff import MediaLimits, inspect_media
-from triptych.ports import EngineOutput, EngineRequest, TextEngine
+from triptych.ports import TextEngine
 
 PROBE_SIDE_PX = 448
 

@@ -131,10 +131,23 @@ class PartWeights:
         """Time that the last load took, seconds."""
         self._make: Callable[[], None] = _nothing
         self._free: Callable[[], None] = _nothing
+        self.before_unload: Callable[[], None] = _nothing
+        self.after_load: Callable[[], None] = _nothing
 
-    def also(self, *, load: Callable[[], None] = _nothing, unload: Callable[[], None] = _nothing) -> None:
-        """Call ``load`` once the weights are there again, and ``unload`` when they go: what else is in memory because of them."""
+    def also(
+        self,
+        *,
+        load: Callable[[], None],
+        unload: Callable[[], None],
+        before_unload: Callable[[], None] = _nothing,
+        after_load: Callable[[], None] = _nothing,
+    ) -> None:
+        """Call ``load`` once the weights are there again, and ``unload`` when they go: what else is in memory because of them.
+
+        ``before_unload`` and ``after_load`` are what the engine itself does then, as in ``ports.UnloadableWeights``.
+        """
         self._make, self._free = load, unload
+        self.before_unload, self.after_load = before_unload, after_load
 
     @property
     def _is_on_host(self) -> bool:

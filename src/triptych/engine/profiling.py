@@ -20,6 +20,7 @@ from statistics import fmean, quantiles
 from typing import Any
 
 from triptych.domain.embedding import embedding_tokens
+from triptych.domain.engine import EngineRequest
 from triptych.domain.profile import LoadRow, Profile, parse_profile
 from triptych.domain.sampling import SamplingParams
 from triptych.domain.stage import ModelPart, Stage
@@ -34,7 +35,6 @@ from triptych.engine.probe_media import image, sound
 from triptych.errors import InvalidMedia
 from triptych.families.model_files import BadModel
 from triptych.policy.sizing import MARGIN
-from triptych.ports import EngineRequest
 
 _STRETCHES = 4
 """Stretches of the rows; the control is measured between them."""

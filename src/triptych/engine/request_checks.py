@@ -4,16 +4,16 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
+from triptych.domain.engine import EmbeddingInput, EngineRequest
 from triptych.errors import ContextTooLong, InvalidRequest
 from triptych.families.base import Span, filled_positions
-from triptych.ports import EmbeddingInput, EngineRequest
 
 _ANY_TOKEN = 0
 """Stands for a placeholder that the vocabulary lacks; its embedding is replaced anyway."""
 
 
 @dataclass(frozen=True, slots=True)
-class RequestLimits:
+class PromptLimits:
     context_length: int
     """Most tokens of a prompt with its answer."""
     vocabulary: int
@@ -35,7 +35,7 @@ class CheckedRequest:
     """Bytes of the request's embeddings."""
 
 
-def check_request(request: EngineRequest, limits: RequestLimits) -> CheckedRequest:
+def check_request(request: EngineRequest, limits: PromptLimits) -> CheckedRequest:
     """Raises ContextTooLong or InvalidRequest for what can never run."""
     sampling, prompt, max_tokens = request.sampling, len(request.token_ids), request.sampling.max_tokens
     if max_tokens is None or max_tokens < 1:
@@ -63,7 +63,7 @@ def check_request(request: EngineRequest, limits: RequestLimits) -> CheckedReque
     return CheckedRequest(token_ids, max_tokens, positions, nbytes)
 
 
-def _stand_in(token: int, limits: RequestLimits) -> int:
+def _stand_in(token: int, limits: PromptLimits) -> int:
     if token not in limits.placeholder_ids:
         raise InvalidRequest(f"token {token} of the prompt is outside of the vocabulary of {limits.embeddings}")
     return _ANY_TOKEN

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from triptych.domain.embedding import DType, Tensor, TensorSpec
+from triptych.domain.engine import EmbeddingInput
 from triptych.errors import EngineFailure, InvalidRequest
-from triptych.ports import EmbeddingInput
 
 TORCH_DTYPES: Mapping[DType, torch.dtype] = {
     DType.F32: torch.float32,

@@ -3,7 +3,7 @@
 The arithmetic follows transformers step by step, as another order of rounding gives other counts.
 
 The vision encoder computes each tile by itself. The tiles' embeddings are then joined line by line over the grid's full
-width, so an image can be split between lines, and a shard needs the rows of tiles that its lines come from.
+width. So an image can be split between lines, and a shard needs the rows of tiles that its lines come from.
 """
 
 from abc import ABC, abstractmethod

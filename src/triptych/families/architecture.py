@@ -19,7 +19,7 @@ from triptych.families.defaults import (
 from triptych.families.encoders import Encoder, encoder_of
 from triptych.families.fields import integer, section, square
 from triptych.families.language_models import language_model
-from triptych.families.model_files import Json, ModelFiles
+from triptych.families.model_files import BadModel, Json, ModelFiles
 from triptych.families.registry import load_family
 
 _TEXT_TYPES: Mapping[str, str] = {
@@ -47,8 +47,13 @@ class Architecture:
     @classmethod
     def load(cls, files: ModelFiles) -> Self:
         """Raises BadModel. Where there is only ``config.json``, processors are taken to be those that fit the encoder."""
-        family = load_family(with_usual_processors(files))
-        return cls(family, _decoder(files), encoder_of(family, files.config))
+        try:
+            family = load_family(with_usual_processors(files))
+            return cls(family, _decoder(files), encoder_of(family, files.config))
+        except BadModel:
+            raise
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise BadModel(f"config.json describes no {files.model_type} whose costs can be counted: {error}") from None
 
     def encoder(self, infos: Iterable[MediaInfo], dtype: DType) -> EncoderArchitecture:
         """The encoder, and what these items cost it; of several with as many tokens the first. Raises InvalidMedia."""
@@ -58,8 +63,7 @@ class Architecture:
             tokens = embedding_tokens(outputs)
             work = self._encoder.work(info)
             rows = work.products // (2 * self._encoder.parameters)
-            nbytes = sum(spec.nbytes for spec in outputs)
-            items.setdefault(tokens, EncoderItem(tokens, nbytes, work, info.pixels + info.samples, rows))
+            items.setdefault(tokens, EncoderItem(tokens, sum(spec.nbytes for spec in outputs), work, rows))
         by_size = tuple(items[tokens] for tokens in sorted(items))
         encoder = self._encoder
         return EncoderArchitecture(encoder.parameters, encoder.depth, encoder.width, encoder.row_values, by_size)

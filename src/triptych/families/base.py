@@ -1,7 +1,7 @@
 """The interface of model families: everything about an architecture that needs no tensors.
 
-A family gives the placeholders of an item, from its size alone (for the router), and the tensors passed from encoder to
-text instance (for the router's credits, the encoder's reservations and the text instance's checks).
+A family gives the placeholders of an item, from its size alone, and the tensors passed from encoder to text instance. Routers
+need the former for prompts. The latter are for the router's credits, the encoder's reservations and the text instance's checks.
 """
 
 from collections.abc import Mapping, Sequence

@@ -68,9 +68,9 @@ def _layers(fields: Json, *, attention_bias: bool = True, more: int = 0) -> Laye
     return Layers(integer(fields, "num_hidden_layers"), weights, hidden, hidden)
 
 
-def _patch(fields: Json, hidden: int, *, bias: bool, channels: str = "num_channels") -> Weights:
-    """The convolution that turns a patch of one frame into a row."""
-    return linear(integer(fields, channels) * square(fields, "patch_size") ** 2, hidden, bias=bias)
+def _patch(fields: Json, hidden: int, *, bias: bool) -> Weights:
+    """The convolution that turns a patch into a row."""
+    return linear(integer(fields, "num_channels") * square(fields, "patch_size") ** 2, hidden, bias=bias)
 
 
 def _whole(layers: Layers, rows: int) -> Work:
@@ -109,15 +109,6 @@ def _siglip(fields: Json, tile_px: int | None = None) -> _Tower:
     return _Tower(parameters, layers.count, tile, patches, hidden)
 
 
-def _tiles_of(family: Family) -> Callable[[MediaInfo], int]:
-    """Number of an item's tiles that the encoder computes, where each is a unit or the item has one."""
-
-    def tiles(info: MediaInfo) -> int:
-        return len(units_of(family, info))
-
-    return tiles
-
-
 def _in_tiles(
     tower: _Tower, projector: Weights, rows: int, tiles: Callable[[MediaInfo], int], more_parameters: int = 0
 ) -> Encoder:
@@ -129,7 +120,6 @@ def _in_tiles(
 
 def _llava(family: Family, config: Json) -> Encoder:
     """LLaVA 1.5, LLaVA-NeXT and LLaVA-OneVision."""
-    anyres = isinstance(family, AnyRes)
     kind = "siglip_vision_model" if family.model_type == "llava_onevision" else "clip_vision_model"
     fields = section(config, "vision_config", kind, VISION_DEFAULTS)
     tower = _clip(fields) if fields["model_type"] == "clip_vision_model" else _siglip(fields)
@@ -147,7 +137,7 @@ def _llava(family: Family, config: Json) -> Encoder:
         units = len(family.units(info))
         return len(family.part(info, Shard(0, units, units)).tiles)
 
-    newline = hidden if anyres else 0
+    newline = hidden if isinstance(family, AnyRes) else 0
     return _in_tiles(tower, projector, tower.patches + with_class, tiles, newline)
 
 
@@ -175,7 +165,7 @@ def _internvl(family: Family, config: Json) -> Encoder:
     )
     joined = hidden * round(1 / ratio) ** 2
     projector = linear(joined, family.hidden_size) + linear(family.hidden_size, family.hidden_size)
-    return _in_tiles(tower, projector, round(patches * ratio**2), _tiles_of(family), 2 * joined)
+    return _in_tiles(tower, projector, round(patches * ratio**2), lambda info: len(units_of(family, info)), 2 * joined)
 
 
 def _gemma3(family: Gemma3, config: Json) -> Encoder:
@@ -190,7 +180,7 @@ def _idefics3(family: Any, config: Json) -> Encoder:
     tower = _siglip(fields, family.tile_px)
     joined = tower.hidden_size * config.get("scale_factor", 2) ** 2
     projector = linear(joined, family.hidden_size, bias=False)
-    return _in_tiles(tower, projector, family.tokens_per_tile, _tiles_of(family))
+    return _in_tiles(tower, projector, family.tokens_per_tile, lambda info: len(units_of(family, info)))
 
 
 def _mllama(family: Mllama, config: Json) -> Encoder:

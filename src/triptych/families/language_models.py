@@ -12,6 +12,7 @@ _ATTENTION_BIASES = frozenset({"qwen2", "qwen2_vl_text", "qwen2_5_vl_text"})
 _NORMED_HEADS = frozenset({"gemma3_text", "qwen3", "qwen3_moe", "qwen3_vl_text"})
 """Model types that norm queries and keys."""
 _KNOWN = (*_ATTENTION_BIASES, *_NORMED_HEADS, "granite", "llama", "mistral", "mllama_text_model")
+_MOST_LAYERS = 10_000
 _GEMMA_PATTERN = 6
 _MLLAMA_ITEM_TOKENS = 8
 """Embeddings of tokens that have no logits."""
@@ -27,6 +28,8 @@ def language_model(text: Json, *, tied: bool) -> DecoderArchitecture:
         raise BadModel(f"text_config.model_type is {kind!r}: costs are known of {', '.join(sorted(_KNOWN))}")
     hidden, vocabulary = integer(text, "hidden_size"), integer(text, "vocab_size")
     count = integer(text, "num_hidden_layers")
+    if count > _MOST_LAYERS:
+        raise BadModel(f"num_hidden_layers is {count}, at most {_MOST_LAYERS} are counted")
     crossing = set(text["cross_attention_layers"]) if kind == "mllama_text_model" else set()
     layers = tuple(_layers(text, [number for number in range(count) if number not in crossing]))
     head = linear(hidden, vocabulary, bias=False)

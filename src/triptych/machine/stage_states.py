@@ -80,13 +80,13 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Refuse what waits for the stage, and end or hand over what runs; then ``Emptied``."""
+    """Refuse what waits for the stage, and end or transfer what runs; then ``Emptied``."""
 
     stage: Stage
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse:
+class RefuseOrder:
     """The order is not obeyed."""
 
     error: TriptychError
@@ -111,7 +111,7 @@ class GivenUp:
     error: TriptychError
 
 
-SwitchEffect = Open | Close | Refuse | OrderOvertaken | Switched | GivenUp
+SwitchEffect = Open | Close | RefuseOrder | OrderOvertaken | Switched | GivenUp
 
 
 class StageStates:
@@ -152,8 +152,8 @@ class StageStates:
         return frozenset(Stage) - self._in(StageState.CLOSED)
 
     @property
-    def told(self) -> tuple[ClosedStage, ...]:
-        """Of the stages that could be opened and are not: what that takes, where there is something to tell."""
+    def closed(self) -> tuple[ClosedStage, ...]:
+        """Stages that could be opened and are not, where it is known what that takes."""
         closed = (stage for stage in Stage if stage in self._widest.stages - self.open)
         found = (ClosedStage(stage, self._opens_s[stage], self._faults.get(stage, "")) for stage in closed)
         return tuple(stage for stage in found if stage.opens_s or stage.fault)
@@ -190,7 +190,7 @@ class StageStates:
         match event:
             case SwitchWanted(stages, version):
                 if (error := self._why_not(stages, version)) is not None:
-                    return [Refuse(error)]
+                    return [RefuseOrder(error)]
                 if self._since_s is not None and not self._is_given_up:
                     effects.append(OrderOvertaken())
                 self._wanted, self.version, self._since_s, self._is_given_up = stages, version, now_s, False

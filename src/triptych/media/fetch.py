@@ -10,6 +10,7 @@ import re
 import ssl
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from socket import SOCK_STREAM
 from typing import Annotated
 from urllib.parse import quote
@@ -76,6 +77,12 @@ async def system_resolver(host: str, port: int) -> Sequence[str]:
     return list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in addresses))
 
 
+@cache
+def _trusting_the_system() -> ssl.SSLContext:
+    """Reading the system's certificates takes longer than making everything else of a gateway."""
+    return ssl.create_default_context()
+
+
 class Fetcher:
     """Fetches for any number of callers; at most ``limits.max_concurrent`` transfers run, others wait in order."""
 
@@ -92,7 +99,7 @@ class Fetcher:
         self._limits = limits
         self._max_bytes = max_bytes
         self._backend = _PinnedBackend(rules, resolver)
-        self._ssl_context = ssl_context or ssl.create_default_context()
+        self._ssl_context = ssl_context or _trusting_the_system()
         self._slots = asyncio.Semaphore(limits.fetch_concurrency)
 
     async def fetch(self, url: str, took: Callable[[int], None] = lambda _: None) -> bytes:

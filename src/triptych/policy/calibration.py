@@ -16,7 +16,7 @@ from triptych.domain.profile import ErrorRow, Profile
 from triptych.policy.roofline import Pass, Target, encode_pass, step_pass
 
 _SHARES = ("compute", "attention", "bandwidth")
-_TIMES = ("pass_s", "sequence_s", "layer_s")
+_TIMES = ("pass_s", "sequence_s", "layer_s", "encode_layer_s")
 _MOST_SHARE = 4.0
 """Above 1, where the catalogue's peak is too low, as an assumed one may be."""
 _LEAST_SHARE = 1e-4

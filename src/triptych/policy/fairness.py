@@ -9,7 +9,7 @@ having come later, behind all that is within.
 
 from typing import NamedTuple, Protocol
 
-from triptych.policy.queueing import AGEING_S, Turn
+from triptych.domain.queue_position import AGEING_S, QueuePosition
 
 RESERVED_SHARE = 8
 """One of so many places of an engine, and of its KV blocks, is left to requests within the shares of their tenants."""
@@ -22,15 +22,15 @@ _LEAST_BEGUN = 2
 
 
 class Share(NamedTuple):
-    """What the share of its tenant makes of a request's turn."""
+    """What the share of its tenant makes of a request's queue position."""
 
     behind_s: float = 0.0
     """How much later than it came it counts as having come; negative for earlier."""
     within: bool = False
     """Whether it is within the share, if there is another tenant."""
 
-    def of(self, turn: Turn) -> Turn:
-        return turn.behind(self.behind_s, within=self.within)
+    def of(self, queue_position: QueuePosition) -> QueuePosition:
+        return queue_position.behind(self.behind_s, within=self.within)
 
 
 UNSHARED = Share()
@@ -48,7 +48,7 @@ def by_weight(*, ahead_s: float) -> Share:
     return Share(ahead_s if within else ahead_s + AGEING_S, within)
 
 
-def may_start(turn: Turn, *, wanted: int, running: int, places: int, begun: int) -> bool:
+def may_start(queue_position: QueuePosition, *, wanted: int, running: int, places: int, begun: int) -> bool:
     """Whether a step of an engine may start a request whose choices take ``wanted`` of its ``places``, of which ``running`` are taken.
 
     What runs is not interrupted, and a step ends when all of its prompts are computed. So requests beyond their tenants' shares,
@@ -56,7 +56,7 @@ def may_start(turn: Turn, *, wanted: int, running: int, places: int, begun: int)
     """
     if running + wanted > places:
         return False
-    if not turn.beyond_share or not running:
+    if not queue_position.beyond_share or not running:
         return True
     reserved = places // RESERVED_SHARE
     return running + wanted <= places - reserved and (not begun or begun + wanted <= max(_LEAST_BEGUN, reserved))

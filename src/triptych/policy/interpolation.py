@@ -5,8 +5,9 @@ never gives a smaller value: where a measured value is below one to its left or 
 Outside the measured range the last slope continues; below the first point its value holds.
 """
 
-from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import combinations, pairwise
 from statistics import median
 
 from triptych.domain.profile import ErrorRow, Profile
@@ -56,6 +57,7 @@ class Surface:
             raise ValueError("a surface without rows")
         self._ys = sorted(lines)
         self._lines = [Line(lines[y]) for y in self._ys]
+        self._turns = sorted(self._turning_places())
 
     @property
     def ys(self) -> Sequence[float]:
@@ -82,7 +84,7 @@ class Surface:
         if y <= ys[right]:
             return low + (y - ys[right - 1]) * slope
         # Lines may come closer with x. Beyond the last one the steepest slope up to x keeps the value monotone.
-        for place in {place for line in self._lines for place in line.xs if place < x}:
+        for place in self._turns[: bisect_left(self._turns, x)]:
             low_there, high_there = self._around(right, place)
             slope = max(slope, (high_there - low_there) / (ys[right] - ys[right - 1]))
         return high + (y - ys[right]) * slope
@@ -91,6 +93,17 @@ class Surface:
         """The values over y at this x."""
         ys = self._ys
         return Line((y, self.at(x, y)) for y in ([*ys, 2 * ys[-1]] if ys[-1] > 0 else ys))
+
+    def _turning_places(self) -> Iterator[float]:
+        """Each x at which the slope beyond the last line may be steepest: points of lines, and where lines before the last cross."""
+        xs = sorted({x for line in self._lines for x in line.xs})
+        yield from xs
+        for left, right in pairwise((*xs, xs[-1] + 1)):
+            for line, other in combinations(self._lines[:-1], 2):
+                before, after = line.at(left) - other.at(left), line.at(right) - other.at(right)
+                share = before / (before - after) if before != after else 0.0
+                if share > 0 and (share < 1 or right > xs[-1]):
+                    yield left + share * (right - left)
 
     def _around(self, right: int, x: float) -> tuple[float, float]:
         """The values on the line before ``right`` and on that one, raised by those of the lines before."""

@@ -9,7 +9,7 @@ that no iteration has to be short, what is due first goes first; and in an encod
 
 from dataclasses import dataclass
 
-from triptych.policy.queueing import Turn
+from triptych.domain.queue_position import QueuePosition
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,10 @@ class Iteration:
     encode: bool
 
 
-def by_turns(*, prompt: Turn | None, item: Turn | None) -> Iteration:
-    """The prompt that can be computed or the item that waits, by their turns; None if there is none.
+def by_queue_position(*, prompt: QueuePosition | None, item: QueuePosition | None) -> Iteration:
+    """The prompt that can be computed or the item that waits, by their queue positions; None if there is none.
 
-    Turns age, so neither stage starves the other.
+    Positions age, so neither stage starves the other.
     """
     encode = item is not None and (prompt is None or item < prompt)
     return Iteration(prefill=not encode, encode=encode)
@@ -65,5 +65,5 @@ def plan_iteration(
         return Iteration(prefill=True, encode=False)
     if not prefill_ready:
         return Iteration(prefill=False, encode=True)
-    turns = encode_waited_s >= patience_s and not held_back
-    return Iteration(prefill=not turns, encode=turns)
+    queue_positions = encode_waited_s >= patience_s and not held_back
+    return Iteration(prefill=not queue_positions, encode=queue_positions)

@@ -6,16 +6,17 @@ from math import inf
 from typing import Annotated, Any, Protocol, Self, get_type_hints
 
 from triptych.domain.item_plan import ItemPlan
+from triptych.domain.queue_position import QueuePosition
 from triptych.policy.admission import ServerBounds, admit_anyway, check_capacity, check_wait
 from triptych.policy.dispatching import Dispatch, complete, prefix
 from triptych.policy.fairness import Fairness, by_weight
-from triptych.policy.handoff import Handoff, always, by_need
+from triptych.policy.kv_transfer import TransferRule, always, by_need
 from triptych.policy.lending import Lending, idle
 from triptych.policy.placement.policy import PLACEMENTS, PlacementPolicy
 from triptych.policy.placement.pool import Pool
 from triptych.policy.prefixes import Prefixes, by_cost
 from triptych.policy.prefixes import always as always_pulled
-from triptych.policy.queueing import Turn, by_deadline, by_slo, first_come
+from triptych.policy.queueing import by_deadline, by_slo, first_come
 from triptych.policy.sharding import ShardLimits, in_shards, never
 
 
@@ -28,8 +29,8 @@ class Sharding(Protocol):
 class Ordering(Protocol):
     """The position of a request in every queue: for encoders here, and of its calls at the instances.
 
-    ``due_s`` is when its first token is due by the TTFT objective of its class, and ``needs_s`` what it takes from here
-    to its first token with the system to itself; without them the objective or the latency is unknown.
+    ``due_s`` is when its first token is due by the TTFT objective of its class. ``needs_s`` is what it takes from here to
+    its first token with the system to itself. Without them the objective or the latency is unknown.
     """
 
     def __call__(
@@ -41,7 +42,7 @@ class Ordering(Protocol):
         arrival: int,
         due_s: float = inf,
         needs_s: float = 0.0,
-    ) -> Turn: ...
+    ) -> QueuePosition: ...
 
 
 class Admission(Protocol):
@@ -66,7 +67,7 @@ ADMISSIONS: Mapping[str, Admission] = {"bounded": check_capacity}
 TENANTS: Mapping[str, Fairness | None] = {"weighted": by_weight, "none": None}
 DEADLINES: Mapping[str, Deadlines] = {"refuse": check_wait, "admit": admit_anyway}
 DISPATCHES: Mapping[str, Dispatch] = {"complete": complete, "prefix": prefix}
-HANDOFFS: Mapping[str, Handoff | None] = {"never": None, "by-need": by_need, "always": always}
+KV_TRANSFERS: Mapping[str, TransferRule | None] = {"never": None, "by-need": by_need, "always": always}
 PREFIXES: Mapping[str, Prefixes | None] = {"never": None, "by-cost": by_cost, "always": always_pulled}
 LENDINGS: Mapping[str, Lending | None] = {"always": None, "idle": idle}
 
@@ -107,7 +108,7 @@ class PolicyNames:
     dispatch: Annotated[str, ChosenFrom(DISPATCHES)] = "complete"
     """When a request goes to a text instance: complete (once all items are encoded), or prefix (the prefix of its prompt, up to
     the first item that is missing, is computed meanwhile by one that has no other prompt to compute)."""
-    handoff: Annotated[str, ChosenFrom(HANDOFFS)] = "never"
+    kv_transfer: Annotated[str, ChosenFrom(KV_TRANSFERS)] = "never"
     """When an instance that prefills and decodes hands an answer over to another one after the prefill: never, by-need (a long answer,
     where another one has clearly less to decode) or always. Instances that only prefill always do."""
     lending: Annotated[str, ChosenFrom(LENDINGS)] = "always"
@@ -136,8 +137,8 @@ class Policies:
     tenants: Fairness | None
     """None: they are not told apart."""
     dispatch: Dispatch
-    handoff: Handoff | None
-    """None: only instances that must hand over do."""
+    kv_transfer: TransferRule | None
+    """None: only instances that must transfer do."""
     lending: Lending | None
     """None: instances that encode get text requests as all others do."""
     prefixes: Prefixes | None

@@ -2,12 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 from math import inf
-from typing import NamedTuple
 
-from triptych.domain.queue_position import QueuePosition
+from triptych.domain.queue_position import AGEING_S, QueuePosition, RelativeQueuePosition
 
-AGEING_S = 30.0
-"""A request that has waited this long is not overtaken by later arrivals of its priority."""
 AGEING_FACTOR = 4.0
 """A request that has missed its objective passes later arrivals again after this many times its objective ..."""
 AGEING_SHARE = 0.5
@@ -20,66 +17,9 @@ SHARE_NBYTES_PER_S = 100 << 20
 """Pulled bytes that make a request count as one second less urgent."""
 
 
-class Turn(NamedTuple):
-    """A queue position; the smallest goes first.
-
-    The lower priority number goes first, as in vLLM, regardless of what is due: a higher number may starve until its
-    own deadline. Within a priority what is due earlier goes first, but nothing counts as due later than ``AGEING_S``
-    after arrival, so nothing is overtaken by requests that arrived ``AGEING_S`` after it. Ties go in order of arrival.
-
-    What cannot be served in time any more goes behind what still can (``at``), else every request of an overloaded
-    queue would be served just too late.
-    """
-
-    priority: int
-    due_s: float
-    arrival: int
-    lost_s: float = inf
-    """After this time it is too late to begin."""
-    aged_s: float = inf
-    """Its ``due_s`` from then on."""
-    behind_s: float = 0.0
-    """How much later all that is than the request's own objective, because of its tenant's share (``policy.fairness``)."""
-
-    @property
-    def beyond_share(self) -> bool:
-        """Whether its tenant's share had no room for it: then it is about ``AGEING_S`` behind, less what the stage was late."""
-        return self.behind_s > AGEING_S / 2
-
-    def behind(self, by_s: float, *, within: bool = False) -> "Turn":
-        """The position of a request that counts as having come so much later, or earlier if negative.
-
-        ``within``: of one within its tenant's share, which is never lost, as it would go behind what is beyond the shares of others.
-        """
-        if not by_s and not within:
-            return self
-        lost_s = inf if within else self.lost_s + max(0.0, by_s)
-        return Turn(self.priority, self.due_s + by_s, self.arrival, lost_s, self.aged_s + by_s, self.behind_s + by_s)
-
-    def at(self, now_s: float) -> "Turn":
-        """The position at this time. It changes once, to a later one."""
-        if now_s <= self.lost_s:
-            return self
-        return Turn(self.priority, self.aged_s, self.arrival, behind_s=self.behind_s)
-
-    def position(self, now_s: float) -> QueuePosition:
-        """The same for an instance: what is left by the request's own objective, and how far its tenant's share puts it behind."""
-        behind_s = self.behind_s
-        return QueuePosition(
-            self.due_s - behind_s - now_s,
-            None if self.lost_s == inf else self.lost_s - max(0.0, behind_s) - now_s,
-            None if self.aged_s == inf else self.aged_s - behind_s - now_s,
-            behind_s,
-        )
-
-
-FIRST_COME = Turn(0, 0.0, 0)
-"""The same for all, so that they go in order of arrival."""
-
-
 def by_slo(
     *, priority: int, deadline_s: float, arrived_s: float, arrival: int, due_s: float = inf, needs_s: float = 0.0
-) -> Turn:
+) -> QueuePosition:
     """By ``due_s``: arrival and the TTFT objective of the request's class, or the caller's deadline if that is earlier.
 
     Short requests have short objectives and so pass long ones (ModServe section 5.1 derives both from the isolated
@@ -88,7 +28,7 @@ def by_slo(
     """
     due_s = min(due_s, deadline_s)
     aged_s = _aged_s(due_s, deadline_s, arrived_s, AGEING_FACTOR * (due_s - arrived_s))
-    return Turn(priority, min(due_s, arrived_s + AGEING_S), arrival, due_s - needs_s, aged_s)
+    return QueuePosition(priority, min(due_s, arrived_s + AGEING_S), arrival, due_s - needs_s, aged_s)
 
 
 def _aged_s(due_s: float, deadline_s: float, arrived_s: float, patience_s: float = inf) -> float:
@@ -106,18 +46,18 @@ def _aged_s(due_s: float, deadline_s: float, arrived_s: float, patience_s: float
 
 def by_deadline(
     *, priority: int, deadline_s: float, arrived_s: float, arrival: int, due_s: float = inf, needs_s: float = 0.0
-) -> Turn:
+) -> QueuePosition:
     """By the caller's deadline alone: with equal timeouts in order of arrival."""
     del due_s, needs_s
-    return Turn(priority, min(deadline_s, arrived_s + AGEING_S), arrival)
+    return QueuePosition(priority, min(deadline_s, arrived_s + AGEING_S), arrival)
 
 
 def first_come(
     *, priority: int, deadline_s: float, arrived_s: float, arrival: int, due_s: float = inf, needs_s: float = 0.0
-) -> Turn:
+) -> QueuePosition:
     """In order of arrival within a priority."""
     del deadline_s, due_s, needs_s
-    return Turn(priority, arrived_s, arrival)
+    return QueuePosition(priority, arrived_s, arrival)
 
 
 def as_called(
@@ -126,9 +66,9 @@ def as_called(
     deadline_s: float,
     arrived_s: float,
     arrival: int,
-    position: QueuePosition,
-) -> Turn:
-    """The turn of a call at an instance. The durations of its ``position`` count from ``arrived_s``.
+    position: RelativeQueuePosition,
+) -> QueuePosition:
+    """The queue position of a call at an instance. The durations of its ``position`` count from ``arrived_s``.
 
     If its caller does not say when it is due, it goes by deadline. If the caller does not say when it ages, that counts from the arrival here.
     """
@@ -138,10 +78,10 @@ def as_called(
     lost_s = inf if position.lost_in_s is None else arrived_s + position.lost_in_s
     aged_in_s = position.aged_in_s
     aged_s = _aged_s(due_s, deadline_s, arrived_s) if aged_in_s is None else arrived_s + aged_in_s
-    return Turn(priority, min(due_s, arrived_s + AGEING_S), arrival, lost_s, aged_s).behind(position.behind_s)
+    return QueuePosition(priority, min(due_s, arrived_s + AGEING_S), arrival, lost_s, aged_s).behind(position.behind_s)
 
 
-def after_share(waiting: Turn, had_nbytes: int) -> Turn:
+def after_share(waiting: QueuePosition, had_nbytes: int) -> QueuePosition:
     """The position of a request's next pull after pulls of ``had_nbytes`` were started for it.
 
     A large request counts as if it had arrived in parts, at ``SHARE_NBYTES_PER_S`` (ModServe section 4.3, many-to-one

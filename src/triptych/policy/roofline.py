@@ -10,7 +10,7 @@ it reads. With tensor parallelism all are divided by the speedup of the degree, 
 rows.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -43,7 +43,9 @@ _LEAST_CACHED = 512
 """Smallest number of cached tokens, and the largest prompt after the largest number."""
 _QUARTERS = 4
 """Sizes of prompts for each doubling: attention grows with their square, which lines between sizes follow to 1 %."""
-_BYTES_PER_PIXEL = (0.05, 3.0)
+_PIXELS = (1 << 12, 1 << 26)
+_BYTES_PER_PIXEL = (1 / 16, 4)
+"""Exact for these numbers of pixels: rows are on two lines."""
 _TRANSFERS = tuple(kib << 10 for kib in (16, 64, 256, 1024, 4096, 16384, 65536))
 _REDUCES_PER_LAYER = 2
 _DEGREES = (1, 2, 4, 8, 16, 32, 64)
@@ -67,6 +69,7 @@ class Pass:
     row_nbytes: int
     """Bytes of a row that all devices of an instance exchange."""
     sequences: int
+    encodes: bool = False
     recorded: bool = False
     """Whether the device replays it as a graph, without starting each kernel."""
 
@@ -115,7 +118,8 @@ class Target:
 
     def pass_s(self, each: Pass) -> float:
         efficiency = self.device.efficiency
-        started_s = 0.0 if each.recorded else each.depth * efficiency.layer_s
+        layer_s = efficiency.encode_layer_s if each.encodes else efficiency.layer_s
+        started_s = 0.0 if each.recorded else each.depth * layer_s
         fixed_s = efficiency.pass_s + efficiency.sequence_s * each.sequences
         return fixed_s + max(self.busy_s(each), started_s) + self.reduce_s(each)
 
@@ -133,6 +137,7 @@ def encode_pass(encoder: EncoderArchitecture, item: EncoderItem, items: int, dty
         depth=encoder.depth,
         row_nbytes=encoder.hidden_size * dtype.itemsize,
         sequences=items,
+        encodes=True,
     )
 
 
@@ -277,7 +282,7 @@ def encoder_profile(encoder: EncoderArchitecture, target: Target, host: Host, or
         _identity(ModelPart.ENCODER, frozenset({Stage.ENCODE}), target, origins),
         _measured(target, host, origins, encoder.parameters, output_token_nbytes=token_nbytes),
         encode=encode,
-        prepare=tuple(_prepare(encoder.items, host)),
+        prepare=tuple(_prepare(host)),
         transfer=tuple(_transfers(target.device, host)),
     )
 
@@ -327,11 +332,11 @@ def _measured(target: Target, host: Host, origins: Origins, parameters: int, **t
     )
 
 
-def _prepare(items: Sequence[EncoderItem], host: Host) -> Iterator[PrepareRow]:
-    """Few and many bytes per pixel, between which the time is linear."""
-    for pixels in sorted({item.pixels for item in items if item.pixels}):
+def _prepare(host: Host) -> Iterator[PrepareRow]:
+    """Few and many pixels (or samples), with few and many bytes each: between them the time is linear."""
+    for pixels in _PIXELS:
         for density in _BYTES_PER_PIXEL:
-            nbytes = max(1, round(density * pixels))
+            nbytes = int(density * pixels)
             seconds = host.prepare_s + host.prepare_s_per_pixel * pixels + host.prepare_s_per_byte * nbytes
             yield PrepareRow(nbytes, pixels, seconds)
 

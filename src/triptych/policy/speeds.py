@@ -6,7 +6,7 @@ from math import ceil
 from triptych.policy.backlog import Alone, Work
 from triptych.policy.costs import Costs
 from triptych.policy.interpolation import Line
-from triptych.policy.transport import MEMORY, NIXL, SHM, TCP
+from triptych.policy.transport import TRANSPORTS, far_first
 
 _CACHED = 4096
 """Lookups that a speed remembers: sizes are rounded, so that those of load reports recur."""
@@ -23,8 +23,8 @@ class Pulls:
 
     def __init__(self, costs: Costs | None) -> None:
         self._costs = costs
-        self._near = _first_measured(costs, (MEMORY, SHM, NIXL, TCP))
-        self._far = _first_measured(costs, (MEMORY, TCP, NIXL))
+        self._near = _first_measured(costs, tuple(TRANSPORTS))
+        self._far = _first_measured(costs, far_first())
 
     def pull_s(self, near_nbytes: int, far_nbytes: int) -> float:
         """From the same host and from others; 0 where it was not measured."""

@@ -47,7 +47,7 @@ class Movable:
     stages: frozenset[Stage]
     """Which it can serve."""
     held: float = 0.0
-    """Its part of what the stage holds: it is to be finished, or handed over."""
+    """Its part of what the stage holds: it is to be finished, or transferred."""
     opens_s: Mapping[Stage, float] = field(default_factory=dict)
     """How long it must load weights before it can serve a stage; 0 where it does not say."""
 

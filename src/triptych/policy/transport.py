@@ -1,29 +1,66 @@
-"""The order in which a reader tries transports to a holder's memory.
+"""The table of transports, and the order in which a reader tries them on a holder's memory.
 
-``benchmarks/transport.py`` measured, between two processes of one 2-core host, as a share of memcpy at 4 MB (a large
-image's embedding): shared memory 0.9 and more, NIXL over shared memory 0.35 to 0.45, plain TCP 0.16 (the limit of
-sockets there); NIXL over TCP reached a fourth of plain TCP. With RDMA only NIXL uses the hardware. Every transport is
+The order within a host is that of ``benchmarks/transport.py``. With RDMA only NIXL uses the hardware. Every transport is
 probed before use, and the next is tried when the probe fails.
 
 Between hosts without RDMA, NIXL is tried only if the operator prefers it. Its probe then fails unless UCX may emulate
-reads (docs/data_plane.md), in which the holder sends: if a reader dies in the middle, the holder aborts (nixl 1.5.1),
-and one reader must not kill an encoder.
+reads (docs/data_plane.md). In an emulated read the holder sends, and aborts if the reader dies in the middle (nixl
+1.5.1): one reader must not kill an encoder.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import IntEnum
 
 MEMORY, SHM, NIXL, TCP = "memory", "shm", "nixl", "tcp"
-BETWEEN_PROCESSES = (SHM, NIXL, TCP)
-"""What an instance may be told to use; ``MEMORY`` is for readers in the holder's own process."""
-_REASONS = {
-    MEMORY: "the holder may be in the same process",
-    SHM: "same host: the holder's memory can be mapped",
-    NIXL: "same host: one-sided reads through shared memory",
-    TCP: "plain TCP reaches everything",
+
+
+class Reach(IntEnum):
+    """What a transport reaches, widest first."""
+
+    EVERYWHERE = 0
+    RDMA = 1
+    """The same host, and hosts that both have RDMA."""
+    HOST = 2
+
+
+@dataclass(frozen=True, slots=True)
+class TransportKind:
+    """Row of the table of transports."""
+
+    reach: Reach
+    reason: str
+    """Why it is chosen; shown in the log."""
+    between_processes: bool = True
+    """Whether an instance may be told to use it."""
+    under_tls: bool = True
+    """Whether it is used under TLS without being named: it is encrypted there, or stays within a user's memory."""
+
+
+TRANSPORTS: dict[str, TransportKind] = {
+    MEMORY: TransportKind(Reach.EVERYWHERE, "the holder may be in the same process", between_processes=False),
+    SHM: TransportKind(Reach.HOST, "same host: the holder's memory can be mapped"),
+    NIXL: TransportKind(Reach.RDMA, "same host: one-sided reads through shared memory", under_tls=False),
+    TCP: TransportKind(Reach.EVERYWHERE, "plain TCP reaches everything"),
 }
-"""Why each is chosen, best first."""
-_ORDER = tuple(_REASONS)
+"""Every transport by its name, best first."""
+_UNRANKED = TransportKind(Reach.EVERYWHERE, "a transport without a rank, which is tried last")
+
+
+def between_processes() -> tuple[str, ...]:
+    """What an instance may be told to use, best first."""
+    return tuple(name for name, kind in TRANSPORTS.items() if kind.between_processes)
+
+
+def usual(*, under_tls: bool) -> tuple[str, ...]:
+    """What an instance uses when it is told nothing, best first."""
+    return tuple(name for name in between_processes() if TRANSPORTS[name].under_tls or not under_tls)
+
+
+def far_first() -> tuple[str, ...]:
+    """The transports that reach other hosts, those that reach all of them first."""
+    far = (name for name, kind in TRANSPORTS.items() if kind.reach is not Reach.HOST)
+    return tuple(sorted(far, key=lambda name: TRANSPORTS[name].reach))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +81,20 @@ class Ranked:
 def rank_backends(reader: Iterable[Endpoint], holder: Iterable[Endpoint], preferred: str | None) -> tuple[Ranked, ...]:
     """Transports that both sides support, best first. The operator's ``preferred`` one comes first."""
     mine = {endpoint.backend: endpoint for endpoint in reader}
+    order = list(TRANSPORTS)
     scored: list[tuple[int, str, str]] = []
     for theirs in holder:
         own = mine.get(theirs.backend)
         if own is None:
             continue
-        if own.backend == SHM and own.host != theirs.host:
-            continue  # shared memory works only within a host
-        if own.backend == NIXL != preferred and own.host != theirs.host and not (own.rdma and theirs.rdma):
-            continue  # slower than plain TCP, and a reader that dies kills the holder
-        score = _ORDER.index(own.backend) if own.backend in _ORDER else len(_ORDER)
-        reason = _REASONS.get(own.backend, "a transport without a rank, which is tried last")
-        if own.backend == NIXL and own.host != theirs.host:
-            reason = "both hosts have RDMA"
+        kind, far = TRANSPORTS.get(own.backend, _UNRANKED), own.host != theirs.host
+        rdma = own.rdma and theirs.rdma
+        if far and kind.reach is Reach.HOST:
+            continue
+        if far and kind.reach is Reach.RDMA and not rdma and own.backend != preferred:
+            continue
+        score = order.index(own.backend) if own.backend in TRANSPORTS else len(order)
+        reason = "both hosts have RDMA" if far and kind.reach is Reach.RDMA else kind.reason
         if theirs.backend == preferred:
             score, reason = -1, "preferred by configuration"
         scored.append((score, theirs.backend, reason))

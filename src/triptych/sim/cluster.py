@@ -1,7 +1,7 @@
 """The services of a deployment in virtual time: built by their own composition roots, over links instead of gRPC."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from random import Random
@@ -14,8 +14,8 @@ from triptych.domain.membership import MemberKind
 from triptych.domain.pool import Registration
 from triptych.domain.scaling import PoolName
 from triptych.domain.stage import ModelPart, Role, Stage
-from triptych.engine.delay import DelayEncoderEngine, DelayTextEngine
 from triptych.errors import InvalidRequest
+from triptych.machine.process_pool_events import ProcessReady, StartProcess, StopProcess
 from triptych.machine.process_pools import RestartRules
 from triptych.policy.costs import Costs
 from triptych.runtime.manager_access import ManagerAccess
@@ -25,24 +25,24 @@ from triptych.runtime.tasks import TaskScope
 from triptych.runtime.world import World
 from triptych.scaling.processes import ProcessScaler
 from triptych.services.encoder import build as encoders
-from triptych.services.encoder.build import LoadedEncoder
+from triptych.services.encoder.service import LoadedEncoder
 from triptych.services.pool_manager import build as managers
 from triptych.services.router import build as routers
 from triptych.services.router.build import managed_membership
 from triptych.services.router.membership import FixedMembership
 from triptych.services.text import build as texts
-from triptych.services.text.build import LoadedText
 from triptych.services.text.encoder_part import EncoderPart
+from triptych.services.text.service import LoadedText
 from triptych.testing.links import Link, LinkedInstance, LinkedPoolManager
 from triptych.testing.offload import InlineOffload
 from triptych.testing.world import virtual_world
 from triptych.transport.data_plane import DataPlane, MemoryDataPlane
 from triptych.transport.memory import MemoryNetwork
 
-from .engines import Activity
+from .engines import Activity, SimEncoderEngine, SimTextEngine
 from .memory import SparseArena
-from .network import LinkSpeed, SharedLinks
-from .outcome import InstanceUse
+from .network import SharedLinks
+from .outcome import Decision, InstanceUse
 from .prepare import PlannedPrepare
 from .processes import SimProcesses
 from .scenario import Deployment, InstanceKind
@@ -73,14 +73,18 @@ class _SparseDataPlane(MemoryDataPlane):
 
 
 class _NoText:
-    """A detokenizer of answers that nobody reads."""
+    """``tokens.answer_text.Detokenizer`` of answers that nobody reads."""
 
     def feed(self, token_ids: Sequence[int]) -> str:
         del token_ids
         return ""
 
-    def finish(self) -> str:
+    def flush(self) -> str:
         return ""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        del token_id
+        return b""
 
 
 class Node:
@@ -124,32 +128,38 @@ class Node:
         deployment, thread = self._cluster.deployment, InlineOffload()
         if self.role is Role.E:
             part = self._encoder_part(thread)
-            built = await self._life.enter_async_context(
-                encoders.build(part.settings, world, data_plane, part.loaded)
-            )
+            built = await self._life.enter_async_context(encoders.build(part.settings, world, data_plane, part.loaded))
             self.service = built.service
             return None
         settings = deployment.texts[self.role]
         costs = Costs(self.kind.profiles[ModelPart.DECODER])
-        engine = DelayTextEngine(
-            deployment.model, deployment.family, costs, settings.engine_options, spend=self.activity.spend
-        )
+        engine = SimTextEngine(deployment.model, deployment.family, costs, settings.engine_options, self.activity)
         limits = settings.engine_options
         part_served = ServedPart(costs.profile.identity, limits.max_sequences, token_budget=limits.most_step_tokens)
         loaded = LoadedText(engine, part_served, thread, _NoText, _refuse_grammars)
         encoder = self._encoder_part(thread) if settings.widest.serves(Stage.ENCODE) else None
         instance = await self._life.enter_async_context(texts.build(settings, world, data_plane, loaded, encoder))
         self.service = instance.service
-        return None if instance.switching is None else instance.switching.set_stages
+        return None if instance.switching is None else self._noting(instance.switching.set_stages)
+
+    def _noting(self, set_stages: SetStages) -> SetStages:
+        """Note the switches that are ordered."""
+
+        def switch(stages: frozenset[Stage], version: int) -> None:
+            letters = "".join(stage.value[0].upper() for stage in Stage if stage in stages)
+            self._cluster.decide(f"{self.name} switches to {letters or 'no stage'}")
+            set_stages(stages, version)
+
+        return switch
 
     def _encoder_part(self, compute: InlineOffload) -> EncoderPart:
         deployment, kind = self._cluster.deployment, self.kind
         costs = Costs(kind.profiles[ModelPart.ENCODER])
-        engine = DelayEncoderEngine(
+        engine = SimEncoderEngine(
             deployment.model,
             deployment.family,
             costs,
-            spend=self.activity.spend,
+            self.activity,
             bytes_per_pixel=deployment.bytes_per_pixel,
         )
         cores = kind.prepare_cores
@@ -248,6 +258,8 @@ class SimCluster:
             for number in range(1, count + 1):
                 self._add(f"{NAMES[role]}-{number}", role)
         self.access = ManagerAccess((MANAGER,) if deployment.is_managed else ())
+        self.decisions: list[Decision] = []
+        """What was started, stopped and switched, and why; times are the clock's."""
         self.manager: ports.PoolManager | None = None
         self.scaler: ProcessScaler | None = None
         self._router_settings = deployment.router.model_copy(
@@ -299,7 +311,9 @@ class SimCluster:
         deployment = self.deployment
         profiles = KnownProfiles(
             {
-                profile.identity.key: profile for kind in deployment.kinds.values() for profile in kind.profiles.values()
+                profile.identity.key: profile
+                for kind in deployment.kinds.values()
+                for profile in kind.profiles.values()
             }.values()
         )
         if deployment.is_managed:
@@ -332,12 +346,11 @@ class SimCluster:
         deployment, clock = self.deployment, self._clock
         if deployment.scales:
             processes = SimProcesses(self._boot, self.nodes.get, boot_s=self._boot_s, scope=self.scope)
-            pools = {
-                PoolName(deployment.model.model_id, role): f"{NAMES[role]}-{{}}" for role in deployment.sizes
-            }
+            pools = {PoolName(deployment.model.model_id, role): f"{NAMES[role]}-{{}}" for role in deployment.sizes}
             rules = RestartRules(max_processes=deployment.manager.control.max_instances, grace_s=60.0)
             self.scaler = ProcessScaler(processes, scaled=pools, others={}, rules=rules, clock=clock)
             processes.ended = self.scaler.ended
+            self.scaler.on_event = self._scaled
             for pool in pools:
                 names = tuple(name for name, node in self.nodes.items() if node.role is pool.role)
                 self.scaler.adopt(str(pool), names)
@@ -346,6 +359,18 @@ class SimCluster:
         self.manager = managers.build(
             deployment.manager, world, hour=lambda: clock() / 3600, scaler=self.scaler, profiles=profiles
         )
+
+    def _scaled(self, event: object) -> None:
+        match event:
+            case StartProcess(_, process, reason):
+                self.decide(f"start {process}: {reason}")
+            case StopProcess(process, reason):
+                self.decide(f"stop {process}: {reason}")
+            case ProcessReady(process):
+                self.decide(f"{process} is ready")
+
+    def decide(self, text: str) -> None:
+        self.decisions.append(Decision(self.now_s, text))
 
     async def _boot(self, role: Role, name: str) -> None:
         await (self.nodes.get(name) or self._add(name, role)).start()
@@ -361,9 +386,7 @@ class SimCluster:
             return Registration(MemberKind.ROUTER, "router", 1, f"router{_PORT}", model_id, slo=slo)
 
         way = partial(self.way_to_manager, "router")
-        Registrar(
-            router, introduce, router.drain, way, self.access, self.scope, windows=router.attainment
-        ).start()
+        Registrar(router, introduce, router.drain, way, self.access, self.scope, windows=router.attainment).start()
 
     async def close(self) -> None:
         if self.router is not None:
@@ -378,9 +401,7 @@ def _refuse_grammars(_: object) -> Any:
 
 
 @asynccontextmanager
-async def running(
-    deployment: Deployment, seed: int, *, requests: int, keeps_spans: bool
-) -> AsyncGenerator[SimCluster]:
+async def running(deployment: Deployment, seed: int, *, requests: int, keeps_spans: bool) -> AsyncGenerator[SimCluster]:
     """A cluster that is ready, closed at the end."""
     cluster = SimCluster(deployment, seed, requests=requests, keeps_spans=keeps_spans)
     try:

@@ -74,7 +74,8 @@ def _run(what: Page, run: Outcome, *, title: bool) -> Iterable[str]:
     if title:
         yield f"<h2>{run.rate:.3g} requests/s, seed {run.seed}</h2>"
     report = summarize(run.records, what.objectives, run.rate)
-    latencies = {"all": KindReport.of(run.records, what.objectives), **report.by_kind}
+    latencies: dict[str, KindReport] = {"all": KindReport.of(run.records, what.objectives)}
+    latencies |= {str(kind): part for kind, part in report.by_kind.items()}
     rows = []
     for kind, part in latencies.items():
         for name, latency in (("TTFT", part.ttft), ("TPOT", part.tpot), ("end to end", part.e2e)):
@@ -173,13 +174,14 @@ def _waterfall(figure: Any, steps: Mapping[str, Mapping[str, float]]) -> None:
 def _over_time(figure: Any, run: Outcome) -> None:
     axes = figure.subplots(1, 3)
     times = [sample.at_s for sample in run.samples]
-    for axis, title, series in (
-        (axes[0], "busy", [sample.busy for sample in run.samples]),
-        (axes[1], "items and requests at a stage", [sample.pending for sample in run.samples]),
-        (axes[2], "instances", [sample.sizes for sample in run.samples]),
-    ):
+    charts: tuple[tuple[str, list[Mapping[str, float]]], ...] = (
+        ("busy", [{str(work): share for work, share in sample.busy.items()} for sample in run.samples]),
+        ("items and requests at a stage", [sample.pending for sample in run.samples]),
+        ("instances", [sample.sizes for sample in run.samples]),
+    )
+    for axis, (title, series) in zip(axes, charts, strict=True):
         for name in dict.fromkeys(name for sample in series for name in sample):
-            axis.step(times, [sample.get(name, 0) for sample in series], where="post", label=str(name))
+            axis.step(times, [sample.get(name, 0) for sample in series], where="post", label=name)
         axis.set(title=title, xlabel="s")
         axis.set_ylim(bottom=0)
         if times:

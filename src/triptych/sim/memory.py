@@ -5,7 +5,7 @@ import sys
 from bisect import bisect_left, insort
 
 from triptych.domain.embedding import GENERATION_NBYTES
-from triptych.ports import Region
+from triptych.domain.region import Region
 from triptych.transport.arena import HeaderArena
 
 _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0

@@ -2,15 +2,15 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal, Self
 
 from triptych.domain.timeline import Timeline
 from triptych.workload.report import Record
 from triptych.workload.requests import Kind
 
-Work = Literal["prepare", "encode", "step", "pull"]
-"""What an instance does for a time: preparation on a core, a batch of the encoder, a step of the text engine, a transfer to it."""
+Busy = Literal["prepare", "encode", "step", "copy", "pull"]
+"""What an instance does for a time: what engines do (``engine.delay.Work``), and transfers to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +18,15 @@ class Span:
     """Something that an instance did, seconds since the start."""
 
     instance: str
-    work: Work
+    work: Busy
     start_s: float
     end_s: float
     size: int
-    """Items, tokens or bytes."""
+    """Pixels or samples, items, tokens or bytes."""
+
+    def since(self, start_s: float) -> Self:
+        """With times that count from ``start_s``."""
+        return replace(self, start_s=self.start_s - start_s, end_s=self.end_s - start_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +41,12 @@ class InstanceUse:
     """Devices that it takes: its tensor-parallel degree."""
     start_s: float
     end_s: float
-    busy_s: Mapping[Work, float]
+    busy_s: Mapping[Busy, float]
     """How long it was busy with each kind of work; preparation in seconds of one core."""
+
+    def since(self, start_s: float) -> Self:
+        """With times that count from ``start_s``."""
+        return replace(self, start_s=self.start_s - start_s, end_s=self.end_s - start_s)
 
     @property
     def lasted_s(self) -> float:
@@ -54,7 +62,7 @@ class Sample:
     """Instances by role."""
     pending: Mapping[str, int]
     """Items or requests by stage: those that wait and those that run."""
-    busy: Mapping[Work, float]
+    busy: Mapping[Busy, float]
     """Share of the instances that do this kind of work which were busy since the sample before."""
 
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
-from .outcome import Outcome, Work
+from .outcome import Busy, Outcome
 
-_LANES: tuple[Work, ...] = get_args(Work)
+_LANES: tuple[Busy, ...] = get_args(Busy)
 
 
 def write(path: Path, outcome: Outcome) -> None:

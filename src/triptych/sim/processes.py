@@ -32,7 +32,7 @@ class SimProcesses:
         boot_s: Callable[[Role], float],
         scope: TaskScope,
     ) -> None:
-        self.ended: Callable[[str, str], None] = lambda process, reason: None
+        self.ended: Callable[[str, str], None] = lambda _process, _reason: None
         """Called when a process has ended; set before the first order."""
         self.boot_s = boot_s
         self._boot = boot

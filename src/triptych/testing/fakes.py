@@ -13,17 +13,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import shake_128
 from itertools import islice
+from typing import Self
 
 from triptych.domain.embedding import DType, Tensor, TensorSpec
+from triptych.domain.engine import EngineOutput, EngineRequest, ScoredToken, Scores
 from triptych.domain.generation import FinishReason
 from triptych.domain.instance import ModelInfo
 from triptych.domain.kv_segment import KvCopies, KvKind, KvSegment
 from triptych.domain.media import MediaInfo, Shard
+from triptych.domain.queue_position import QueuePosition
 from triptych.errors import ContextTooLong, InvalidMedia, InvalidRequest
 from triptych.machine.text.prefix_hashes import KeyedItem, PrefixHashes
 from triptych.policy.fairness import may_start
-from triptych.policy.queueing import Turn
-from triptych.ports import EngineOutput, EngineRequest, ScoredToken, Scores, StopSignal
+from triptych.ports import StopSignal
 from triptych.testing.fake_kv import (
     POSITION_NBYTES,
     Spliced,
@@ -87,6 +89,7 @@ class FakeEncoderEngine:
     failures: deque[Exception] = field(default_factory=deque)
     """Errors for the next calls of ``encode``."""
     encoded_items: int = 0
+    weights = None
 
     def __post_init__(self) -> None:
         self._alone = OneAtATime("encoder engine")
@@ -166,10 +169,73 @@ class _Sequence:
         return 0 if left == 1 and self.sent else max(0, left - max(0, self.arriving - self.computed))
 
 
+class FakeKvAccess:
+    """``ports.KvAccess`` to the fake text engine's sequences, by request."""
+
+    def __init__(
+        self, kind: KvKind, waiting: Mapping[str, list[_Sequence]], running: Mapping[str, list[_Sequence]]
+    ) -> None:
+        self.kind = kind
+        self._waiting = waiting
+        self._running = running
+
+    @property
+    def awaiting(self) -> frozenset[tuple[str, int]]:
+        running = (sequence for sequences in self._running.values() for sequence in sequences)
+        return frozenset(
+            (sequence.request.request_id, sequence.choice)
+            for sequence in running
+            if sequence.is_arriving and not sequence.paused
+        )
+
+    def pause(self, request_id: str) -> None:
+        for sequence in (*self._waiting.get(request_id, []), *self._running.get(request_id, [])):
+            sequence.paused = True
+
+    def computed(self, request_id: str, choice: int) -> int:
+        sequence = self._running_choice(request_id, choice)
+        return sequence.computed if sequence is not None else 0
+
+    def prefix_hash(self, request_id: str, choice: int, end: int) -> bytes | None:
+        sequences = self._running.get(request_id) or self._waiting.get(request_id, [])
+        sequence = next((sequence for sequence in sequences if sequence.choice == choice), None)
+        if sequence is None or not all(item.key for item in sequence.request.embeddings):
+            return None
+        items = [
+            KeyedItem(embedding.key, tuple(range(embedding.start, embedding.start + embedding.tokens)))
+            for embedding in sequence.request.embeddings
+        ]
+        return PrefixHashes(items, salt=sequence.request.tenant_salt).hash_before(end, sequence.token_ids)
+
+    def pack(self, request_id: str, choice: int, segment: KvSegment, memory: memoryview) -> bool:
+        sequence = self._running_choice(request_id, choice)
+        if sequence is None or sequence.computed < segment.end:
+            return False
+        memory[:] = read(sequence.contents, segment.first, segment.end)
+        return True
+
+    def unpack(self, request_id: str, choice: int, segment: KvSegment, memory: memoryview) -> bool:
+        sequence = self._running_choice(request_id, choice)
+        if sequence is None or (request_id, choice) not in self.awaiting:
+            return False
+        if segment.first > sequence.computed or segment.end > len(sequence.token_ids):
+            return False
+        write(sequence.contents, bytes(memory), max(0, sequence.computed - segment.first))
+        del sequence.contents[(len(sequence.token_ids) - 1) * POSITION_NBYTES :]
+        return True
+
+    def arrived(self, request_id: str) -> None:
+        for sequence in (*self._waiting.get(request_id, []), *self._running.get(request_id, [])):
+            sequence.arriving = 0
+
+    def _running_choice(self, request_id: str, choice: int) -> _Sequence | None:
+        return next((sequence for sequence in self._running.get(request_id, []) if sequence.choice == choice), None)
+
+
 @dataclass
 class FakeTextEngine:
-    """``ports.StagedTextEngine`` and ``ports.HandingTextEngine`` with continuous batching: a step prefills new requests and
-    decodes one token of the others.
+    """``ports.TextEngine`` and ``ports.DeviceSharing`` with continuous batching: a step prefills new requests and decodes one token of
+    the others.
 
     A request's choices run together. One that goes on must have begun rightly. Supported sampling parameters are ``n``,
     ``max_tokens``, ``ignore_eos`` and ``logprobs``: the sampled token is certain and the alternatives are impossible.
@@ -191,17 +257,21 @@ class FakeTextEngine:
     placeholder_ids: frozenset[int] = frozenset({FAKE_PLACEHOLDER_ID})
     finds_prefixes: bool = True
     """It says so, for what routers do then; it computes them again."""
-    kv_copyable: bool = True
-    """Whether its keys and values can be copied out and in."""
     prefix_queries_tokens: int = 0
     prefix_hits_tokens: int = 0
     preemptions: int = 0
     kv_copies: KvCopies = KvCopies()  # noqa: RUF009  # immutable
+    weights = None
 
     def __post_init__(self) -> None:
         self._alone = OneAtATime("text engine")
         self._waiting: dict[str, list[_Sequence]] = {}
         self._running: dict[str, list[_Sequence]] = {}
+        self.kv = FakeKvAccess(fake_kv_kind(self.model), self._waiting, self._running)
+
+    @property
+    def sharing(self) -> Self:
+        return self
 
     def accepts(self, tokens: int, tensors: Sequence[TensorSpec]) -> bool:
         return tuple(tensors) == fake_tensors(tokens, self.model.hidden_size)
@@ -244,9 +314,9 @@ class FakeTextEngine:
             if left:
                 sequences[request_id] = left
 
-    def reorder(self, request_id: str, turn: Turn) -> None:
+    def reorder(self, request_id: str, queue_position: QueuePosition) -> None:
         for sequence in self._waiting.get(request_id, []):
-            sequence.request = replace(sequence.request, turn=turn)
+            sequence.request = replace(sequence.request, queue_position=queue_position)
 
     def preempt(self, request_id: str) -> None:
         """As if memory had run out: it waits, and what it had is lost."""
@@ -257,29 +327,33 @@ class FakeTextEngine:
         self.preemptions += 1
 
     @property
-    def prefill_turn(self) -> Turn | None:
+    def prefill_queue_position(self) -> QueuePosition | None:
         first = self._first_waiting()
-        return None if first is None or not self._may_start(first, 0) else self._waiting[first][0].request.turn
+        return (
+            None if first is None or not self._may_start(first, 0) else self._waiting[first][0].request.queue_position
+        )
 
     @property
     def can_step(self) -> bool:
-        return self.prefill_turn is not None or any(self._active(sequences) for sequences in self._running.values())
+        return self.prefill_queue_position is not None or any(
+            self._active(sequences) for sequences in self._running.values()
+        )
 
     def step(self) -> list[EngineOutput]:
         started_beyond = 0
         while (request_id := self._first_waiting()) is not None and self._may_start(request_id, started_beyond):
             self._running[request_id] = self._waiting.pop(request_id)
-            started_beyond += self._running[request_id][0].request.turn.beyond_share
+            started_beyond += self._running[request_id][0].request.queue_position.beyond_share
         return self.decode_step()
 
     def _first_waiting(self) -> str | None:
         waiting = [name for name, sequences in self._waiting.items() if not sequences[0].paused]
-        return min(waiting, key=lambda request_id: self._waiting[request_id][0].request.turn, default=None)
+        return min(waiting, key=lambda request_id: self._waiting[request_id][0].request.queue_position, default=None)
 
     def _may_start(self, request_id: str, started_beyond: int) -> bool:
         """``max_running`` counts requests."""
-        turn, running = self._waiting[request_id][0].request.turn, len(self._running)
-        return may_start(turn, wanted=1, running=running, places=self.max_running, begun=started_beyond)
+        queue_position, running = self._waiting[request_id][0].request.queue_position, len(self._running)
+        return may_start(queue_position, wanted=1, running=running, places=self.max_running, begun=started_beyond)
 
     def _active(self, sequences: Sequence[_Sequence]) -> list[_Sequence]:
         """Those that compute something: not the paused and arriving ones, nor those that wait for another's prompt."""
@@ -366,61 +440,3 @@ class FakeTextEngine:
             others = (ScoredToken(other, float("-inf")) for other in self.vocabulary if other != token)
             scores = (Scores(certain, (certain, *islice(others, alternatives - 1)) if alternatives else ()),)
         return EngineOutput(sequence.request.request_id, (token,), reason, choice=sequence.choice, scores=scores)
-
-    # --- hand-over ---------------------------------------------------------------------------------------------------
-
-    @property
-    def kv_kind(self) -> KvKind | None:
-        return fake_kv_kind(self.model) if self.kv_copyable else None
-
-    @property
-    def awaiting(self) -> frozenset[tuple[str, int]]:
-        running = (sequence for sequences in self._running.values() for sequence in sequences)
-        return frozenset(
-            (sequence.request.request_id, sequence.choice)
-            for sequence in running
-            if sequence.is_arriving and not sequence.paused
-        )
-
-    def pause(self, request_id: str) -> None:
-        for sequence in (*self._waiting.get(request_id, []), *self._running.get(request_id, [])):
-            sequence.paused = True
-
-    def computed(self, request_id: str, choice: int) -> int:
-        sequence = self._running_choice(request_id, choice)
-        return sequence.computed if sequence is not None else 0
-
-    def prefix_hash(self, request_id: str, choice: int, end: int) -> bytes | None:
-        sequences = self._running.get(request_id) or self._waiting.get(request_id, [])
-        sequence = next((sequence for sequence in sequences if sequence.choice == choice), None)
-        if sequence is None or not all(item.key for item in sequence.request.embeddings):
-            return None
-        items = [
-            KeyedItem(embedding.key, tuple(range(embedding.start, embedding.start + embedding.tokens)))
-            for embedding in sequence.request.embeddings
-        ]
-        return PrefixHashes(items, salt=sequence.request.tenant_salt).hash_before(end, sequence.token_ids)
-
-    def pack(self, request_id: str, choice: int, segment: KvSegment, memory: memoryview) -> bool:
-        sequence = self._running_choice(request_id, choice)
-        if sequence is None or sequence.computed < segment.end:
-            return False
-        memory[:] = read(sequence.contents, segment.first, segment.end)
-        return True
-
-    def unpack(self, request_id: str, choice: int, segment: KvSegment, memory: memoryview) -> bool:
-        sequence = self._running_choice(request_id, choice)
-        if sequence is None or (request_id, choice) not in self.awaiting:
-            return False
-        if segment.first > sequence.computed or segment.end > len(sequence.token_ids):
-            return False
-        write(sequence.contents, bytes(memory), max(0, sequence.computed - segment.first))
-        del sequence.contents[(len(sequence.token_ids) - 1) * POSITION_NBYTES :]
-        return True
-
-    def arrived(self, request_id: str) -> None:
-        for sequence in (*self._waiting.get(request_id, []), *self._running.get(request_id, [])):
-            sequence.arriving = 0
-
-    def _running_choice(self, request_id: str, choice: int) -> _Sequence | None:
-        return next((sequence for sequence in self._running.get(request_id, []) if sequence.choice == choice), None)

@@ -5,6 +5,7 @@ Its images take a number of tokens that depends on their size, so that requests 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Self
 
 from tokenizers import Tokenizer as Backend
@@ -32,6 +33,7 @@ _TEMPLATE = (
     "{%- if part['type'] == 'image' -%} <image> {%- else -%} {{ part['text'] }} {% endif -%}"
     "{%- endfor -%}{%- endif -%} <end> {%- endfor -%} <assistant>"
 )
+_TARGETS = {Modality.IMAGE: PLACEHOLDER}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,7 @@ class FakeFamily:
         return tokens
 
 
+@cache
 def fake_tokenizer() -> Tokenizer:
     """One token per word; words are ``w5`` to ``w1004``."""
     vocabulary = {token: index for index, token in enumerate((*SPECIAL, *(f"w{number}" for number in WORDS)))}
@@ -88,11 +91,16 @@ def fake_tokenizer() -> Tokenizer:
 
 def fake_prompt_builder(family: Family | None = None) -> PromptBuilder:
     """Template, tokenizer and family for the router."""
-    targets = {Modality.IMAGE: PLACEHOLDER}
     return PromptBuilder(
         family=family or FakeFamily(),
         tokenizer=fake_tokenizer(),
-        template=ChatTemplate(_TEMPLATE, {}, placeholders=targets, strftime_now=lambda _: ""),
-        targets=targets,
+        template=_fake_template(),
+        targets=_TARGETS,
         placeholders={FAKE_PLACEHOLDER_ID: PLACEHOLDER},
     )
+
+
+@cache
+def _fake_template() -> ChatTemplate:
+    """Compiling it takes most of the time of making a simulated router."""
+    return ChatTemplate(_TEMPLATE, {}, placeholders=_TARGETS, strftime_now=lambda _: "")

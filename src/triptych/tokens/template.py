@@ -133,8 +133,10 @@ class ChatTemplate:
         that does not show a user's text.
         """
         self._special_tokens = dict(special_tokens)
-        self._plain, _ = _compiled(source, strftime_now)
-        self._with_tools, variables = _compiled(tools_source or source, strftime_now)
+        self._plain, variables = _compiled(source, strftime_now)
+        self._with_tools = self._plain
+        if tools_source:
+            self._with_tools, variables = _compiled(tools_source, strftime_now)
         self.takes_tools = "tools" in variables
         """Whether the template supports tools."""
         self.call_syntax = find_syntax(tools_source or source) if self.takes_tools else None

@@ -12,9 +12,9 @@ import os
 from hashlib import blake2b
 from struct import Struct
 
+from triptych.domain.region import Region
 from triptych.errors import Overloaded
 from triptych.machine.arena.extents import Extents
-from triptych.ports import Region
 
 HEADER_NBYTES = 4096
 PROBE_NBYTES = 64

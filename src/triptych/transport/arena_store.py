@@ -102,8 +102,8 @@ class ArenaStore:
         """Grant or extend one reader's lease. Raises LeaseLost if the embedding (of that generation) is gone or the
         lease was released, InvalidRequest if the id belongs to another embedding, Overloaded.
         """
-        match self._handle(arena_events.Grant(key, lease_id, lease_s, generation)):
-            case arena_events.Granted(ticket):
+        match self._handle(arena_events.GrantLease(key, lease_id, lease_s, generation)):
+            case arena_events.LeaseGranted(ticket):
                 return ticket
             case arena_events.ReservationRefused(_, error):
                 raise error
@@ -129,7 +129,7 @@ class ArenaStore:
             for lease_id in lease_ids:
                 if (released := self._awaited.get(lease_id)) is not None:
                     released.set()
-        self._handle(arena_events.Release(tuple(lease_ids)))
+        self._handle(arena_events.ReleaseLeases(tuple(lease_ids)))
 
     @contextmanager
     def first_release(self, lease_ids: Sequence[LeaseId]) -> Iterator[asyncio.Event]:
@@ -151,7 +151,7 @@ class ArenaStore:
         answer: arena_events.Effect | None = None
         for effect in self.memory.handle(event, self._clock()):
             match effect:
-                case arena_events.Evicted(slot, reason):
+                case arena_events.SlotEvicted(slot, reason):
                     self._on_evicted(slot.key)
                     logger.debug("evicted an embedding of %d bytes: %s", slot.payload_nbytes, reason)
                 case arena_events.Lapsed(_, reason):

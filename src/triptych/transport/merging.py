@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from triptych.domain.embedding import Tensor, joined, whole_key
-from triptych.ports import EmbeddingInput
+from triptych.domain.engine import EmbeddingInput
 
 
 def merge(inputs: Sequence[EmbeddingInput], continues: Sequence[bool]) -> tuple[EmbeddingInput, ...]:

@@ -35,7 +35,7 @@ _STUCK_S = 1.0
 
 @dataclass(slots=True, eq=False)
 class Read:
-    """A read from a remote to a local address. ``over`` is set, in the event loop, when nothing can write any more."""
+    """A read from a remote to a local address. ``outcome`` is set, in the event loop, when nothing can write any more."""
 
     peer: str
     device: int | None

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from triptych.domain.limits import PositiveSeconds, check_limits
-from triptych.policy.transport import BETWEEN_PROCESSES, SHM, TCP
+from triptych.policy.transport import usual
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,4 +28,4 @@ class TransferOptions:
 
     def allowed(self, *, under_tls: bool) -> tuple[str, ...]:
         """The transports to start."""
-        return self.transports or ((SHM, TCP) if under_tls else BETWEEN_PROCESSES)
+        return self.transports or usual(under_tls=under_tls)

@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from triptych.domain.embedding import Tensor, Ticket
+from triptych.domain.engine import EmbeddingInput
 from triptych.domain.generation import Placement, PullReport
+from triptych.domain.queue_position import QueuePosition
 from triptych.errors import TransferFailed, TriptychError
-from triptych.machine.text.pull_turns import PullLimits
+from triptych.machine.text.pull_queue import PullLimits
 from triptych.machine.text.tensor_cache import CacheLimits, TensorCache
 from triptych.machine.text.tensor_events import (
     Acquire,
@@ -21,22 +23,21 @@ from triptych.machine.text.tensor_events import (
     CachedSlot,
     CopiesGone,
     Event,
-    Evicted,
-    Leave,
     Pulled,
     PullFailed,
     PullStopped,
+    ReaderLeft,
     ReleaseLease,
     StartPull,
     StopPull,
+    TensorEvicted,
     TensorsRefused,
     TensorTick,
     TransferStats,
-    Waiting,
+    WaitsForRoom,
     WakeAt,
 )
-from triptych.policy.queueing import Turn
-from triptych.ports import Arena, Clock, EmbeddingInput, Offload
+from triptych.ports import Arena, Clock, Offload
 from triptych.runtime.tasks import TaskScope
 from triptych.runtime.world import World
 from triptych.transport.data_plane import DataPlane, OwnHolder
@@ -118,7 +119,7 @@ class TensorReceiver:
     def __post_init__(self) -> None:
         self.cache = TensorCache(self.limits, self.pulls, start=self.arena.base, end=self.arena.nbytes)
 
-    async def acquire(self, request_id: str, placements: Sequence[Placement], turn: Turn) -> Arrived:
+    async def acquire(self, request_id: str, placements: Sequence[Placement], queue_position: QueuePosition) -> Arrived:
         """Wait until all embeddings are present.
 
         They stay until ``leave``, which must follow, and then ``copies_gone``.
@@ -128,7 +129,7 @@ class TensorReceiver:
         """
         try:
             slots = await self._acquired(
-                Acquire(request_id, tuple([placement.ticket for placement in placements]), turn)
+                Acquire(request_id, tuple([placement.ticket for placement in placements]), queue_position)
             )
         except TransferFailed as error:
             raise TransferFailed(
@@ -146,13 +147,15 @@ class TensorReceiver:
             merged = await self.offload.run(merge, merged, continues)
         return Arrived(merged, tuple(reports))
 
-    async def acquire_transient(self, request_id: str, ticket: Ticket, turn: Turn) -> tuple[Mapping[str, Tensor], int]:
+    async def acquire_transient(
+        self, request_id: str, ticket: Ticket, queue_position: QueuePosition
+    ) -> tuple[Mapping[str, Tensor], int]:
         """The tensors of one ticket, which are read at once, and the bytes pulled for them: 0 if they were here. They stay until
         ``leave``, which must follow.
 
         From here on the receiver releases the ticket's lease. Raises as ``acquire``.
         """
-        [slot] = await self._acquired(Acquire(request_id, (ticket,), turn, transient=True))
+        [slot] = await self._acquired(Acquire(request_id, (ticket,), queue_position, transient=True))
         return tensors(self.arena, slot.offset, slot.ticket), 0 if slot.stats is None else slot.stats.nbytes
 
     async def _acquired(self, wants: Acquire) -> tuple[CachedSlot, ...]:
@@ -164,7 +167,7 @@ class TensorReceiver:
     def leave(self, request_id: str) -> None:
         """The request no longer reads its embeddings. Unknown ids are ignored."""
         self._wanted.pop(request_id, None)
-        self._handle(Leave(request_id))
+        self._handle(ReaderLeft(request_id))
 
     def copies_gone(self, request_id: str) -> None:
         """Note that all copies of the request's embeddings are freed. Unknown ids are ignored."""
@@ -196,9 +199,9 @@ class TensorReceiver:
                     self.releases.add(ticket)
                 case WakeAt(at_s):
                     asyncio.get_running_loop().call_later(max(0.0, at_s - self.clock()), self._tick)
-                case Evicted(_, reason):
+                case TensorEvicted(_, reason):
                     logger.debug("evicted a tensor set: %s", reason)
-                case Waiting(request_id, reason):
+                case WaitsForRoom(request_id, reason):
                     logger.debug("request %s is waiting: %s", request_id, reason)
 
     def _waits(self, request_id: str) -> asyncio.Future[tuple[CachedSlot, ...]] | None:

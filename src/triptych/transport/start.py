@@ -1,11 +1,12 @@
 """Start the transports that a process's settings name."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from ipaddress import ip_address
 
 from triptych.domain.embedding import LeaseId
-from triptych.policy.transport import NIXL, SHM, TCP
+from triptych.policy.transport import NIXL, SHM, TCP, TRANSPORTS
 from triptych.ports import Arena, LeaseCheck, Transport
 from triptych.runtime.tls import TlsIdentity
 from triptych.transport.arena import HostArena
@@ -18,6 +19,56 @@ from triptych.transport.tcp_holder import OnFailure, TcpLimits
 from triptych.transport.transport_set import TransportSet
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a transport may need to start. ``start_transports`` says what each is."""
+
+    arena: Arena
+    machine: str
+    host: str
+    advertise_host: str
+    check: LeaseCheck
+    max_pull_s: float
+    tls: TlsIdentity | None
+    on_reset: OnReset
+    on_failure: OnFailure
+
+
+Starter = Callable[[Surroundings], Awaitable[Transport]]
+"""Starts a transport. Raises RuntimeError where it does not work, ValueError where the settings forbid it."""
+
+
+async def _shm(near: Surroundings) -> Transport:
+    if isinstance(near.arena, HostArena):
+        return await ShmTransport.listen(near.arena, machine=near.machine, max_pull_s=near.max_pull_s)
+    raise RuntimeError("it reaches host memory only, and this arena lies on a device")
+
+
+async def _nixl(near: Surroundings) -> Transport:
+    return await NixlTransport.start(
+        near.arena, machine=near.machine, max_pull_s=near.max_pull_s, on_reset=near.on_reset
+    )
+
+
+async def _tcp(near: Surroundings) -> Transport:
+    if not near.advertise_host and ip_address(near.host).is_unspecified:
+        raise ValueError(f"{near.host} is no address that peers can reach: advertise another one, or leave tcp out")
+    return await TcpTransport.listen(
+        near.arena,
+        machine=near.machine,
+        check=near.check,
+        limits=TcpLimits(max_pull_s=near.max_pull_s),
+        bind_host=near.host,
+        advertised_host=near.advertise_host or None,
+        tls=near.tls,
+        on_failure=near.on_failure,
+    )
+
+
+STARTERS: dict[str, Starter] = {SHM: _shm, NIXL: _nixl, TCP: _tcp}
+"""How to start each transport between processes."""
 
 
 async def start_transports(
@@ -42,42 +93,22 @@ async def start_transports(
     arenas of this process, whose memory is read directly. Raises ValueError for an unknown name, or when no backend is
     left.
     """
-    names, max_pull_s = options.allowed(under_tls=tls is not None), options.max_pull_s
-    advertise_host = options.advertise_host
+    names = options.allowed(under_tls=tls is not None)
     if preferred and preferred not in names:
         raise ValueError(f"transport {preferred!r} is preferred, but not among {', '.join(names)}")
-    _warn_of_open(names, tls)
+    if unknown := [name for name in names if name not in STARTERS]:
+        raise ValueError(f"there is no transport {unknown[0]!r} between processes, only {', '.join(STARTERS)}")
+    near = Surroundings(
+        arena, machine, host, options.advertise_host, check, options.max_pull_s, tls, on_reset, on_failure
+    )
     transports: list[Transport] = []
     for name in names:
-        match name:
-            case "shm" | "nixl":
-                try:
-                    if name == SHM:
-                        transports.append(await _shm(arena, machine=machine, max_pull_s=max_pull_s))
-                    else:
-                        transports.append(
-                            await NixlTransport.start(arena, machine=machine, max_pull_s=max_pull_s, on_reset=on_reset)
-                        )
-                except RuntimeError as error:
-                    logger.warning("transport %s is left out: %s", name, error)
-            case "tcp":
-                if not advertise_host and ip_address(host).is_unspecified:
-                    raise ValueError(
-                        f"{host} is no address that peers can reach: advertise another one, or leave tcp out"
-                    )
-                listener = TcpTransport.listen(
-                    arena,
-                    machine=machine,
-                    check=check,
-                    limits=TcpLimits(max_pull_s=max_pull_s),
-                    bind_host=host,
-                    advertised_host=advertise_host or None,
-                    tls=tls,
-                    on_failure=on_failure,
-                )
-                transports.append(await listener)
-            case _:
-                raise ValueError(f"there is no transport {name!r} between processes, only {SHM}, {NIXL} and {TCP}")
+        if tls is not None and not TRANSPORTS[name].under_tls:
+            logger.warning("transport %s is not covered by TLS: only its network can protect it", name)
+        try:
+            transports.append(await STARTERS[name](near))
+        except RuntimeError as error:
+            logger.warning("transport %s is left out: %s", name, error)
     if not transports:
         raise ValueError(f"none of the transports {', '.join(names) or '(none named)'} works here")
     if network is not None:
@@ -92,14 +123,3 @@ def nobody_reads(lease_id: LeaseId, offset: int, nbytes: int) -> bool:
     """The check of a reader's own transports: it grants no leases, and what it has pulled is not for others."""
     del lease_id, offset, nbytes
     return False
-
-
-def _warn_of_open(names: Sequence[str], tls: TlsIdentity | None) -> None:
-    if tls is not None and NIXL in names:
-        logger.warning("transport nixl is not covered by TLS: only its network can protect it")
-
-
-async def _shm(arena: Arena, *, machine: str, max_pull_s: float) -> ShmTransport:
-    if isinstance(arena, HostArena):
-        return await ShmTransport.listen(arena, machine=machine, max_pull_s=max_pull_s)
-    raise RuntimeError("it reaches host memory only, and this arena lies on a device")

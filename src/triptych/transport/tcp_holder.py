@@ -66,9 +66,9 @@ class TcpListener:
         self._encryption = None if tls is None else tls.listening(INSTANCE)
         self._loop = asyncio.get_running_loop()
         self._scope = TaskScope("tcp")
-        self._beginning: dict[Serving, socket.socket] = {}
+        self._beginning: dict[ReaderConnection, socket.socket] = {}
         """Connections before the end of their TLS handshake. They count in the limit: each has buffers."""
-        self._serving: set[Serving] = set()
+        self._serving: set[ReaderConnection] = set()
         self._warnings = BoundedWarnings(logger)
         self._closed = False
         self._acceptor = Acceptor(
@@ -101,11 +101,11 @@ class TcpListener:
             return
         # Asyncio sets it for sockets made with IPPROTO_TCP only. Without it, replies wait for acknowledgements of 40 ms.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        serving = Serving(self._arena, self._check, self._limits, begun=self._begun)
+        serving = ReaderConnection(self._arena, self._check, self._limits, begun=self._begun)
         self._beginning[serving] = connection
         self._scope.spawn(self._begin(serving, connection), name="handshake")
 
-    async def _begin(self, serving: "Serving", connection: socket.socket) -> None:
+    async def _begin(self, serving: "ReaderConnection", connection: socket.socket) -> None:
         timeout_s = None if self._encryption is None else TLS_HANDSHAKE_S
         try:
             await self._loop.connect_accepted_socket(
@@ -116,7 +116,7 @@ class TcpListener:
         finally:
             self._beginning.pop(serving, None)
 
-    def _begun(self, serving: "Serving") -> None:
+    def _begun(self, serving: "ReaderConnection") -> None:
         """The handshake may end after ``close``."""
         self._beginning.pop(serving, None)
         if self._closed:
@@ -126,11 +126,11 @@ class TcpListener:
         serving.gone.add_done_callback(lambda _: self._serving.discard(serving))
 
 
-class Serving(asyncio.Protocol):
+class ReaderConnection(asyncio.Protocol):
     """Connection of a reader. ``gone`` is set when it has closed."""
 
     def __init__(
-        self, arena: Arena, check: LeaseCheck, limits: TcpLimits, *, begun: Callable[["Serving"], None]
+        self, arena: Arena, check: LeaseCheck, limits: TcpLimits, *, begun: Callable[["ReaderConnection"], None]
     ) -> None:
         self._begun = begun
         self._arena = arena

@@ -104,7 +104,7 @@ class Shard(_message.Message):
     of: int
     def __init__(self, first: _Optional[int] = ..., count: _Optional[int] = ..., of: _Optional[int] = ...) -> None: ...
 
-class QueuePosition(_message.Message):
+class RelativeQueuePosition(_message.Message):
     __slots__ = ("due_in_s", "lost_in_s", "aged_in_s", "behind_s")
     DUE_IN_S_FIELD_NUMBER: _ClassVar[int]
     LOST_IN_S_FIELD_NUMBER: _ClassVar[int]

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from triptych.v1 import common_pb2 as triptych_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19triptych/v1/encoder.proto\x12\x0btriptych.v1\x1a\x18triptych/v1/common.proto\"\xc0\x02\n\rEncodeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04item\x18\x02 \x01(\r\x12\r\n\x05model\x18\x03 \x01(\t\x12\r\n\x05media\x18\x04 \x01(\x0c\x12$\n\x04info\x18\x05 \x01(\x0b\x32\x16.triptych.v1.MediaInfo\x12\x0e\n\x06tokens\x18\x06 \x01(\r\x12\x13\n\x0btenant_salt\x18\x07 \x01(\x0c\x12\x0f\n\x07lease_s\x18\x08 \x01(\x01\x12\x14\n\x0creader_lease\x18\t \x01(\x0c\x12\x14\n\x0crouter_lease\x18\n \x01(\x0c\x12!\n\x05shard\x18\x0b \x01(\x0b\x32\x12.triptych.v1.Shard\x12\x10\n\x08priority\x18\x0c \x01(\x12\x12,\n\x08position\x18\x11 \x01(\x0b\x32\x1a.triptych.v1.QueuePositionJ\x04\x08\r\x10\x11\"~\n\x0e\x45ncodeResponse\x12#\n\x06ticket\x18\x01 \x01(\x0b\x32\x13.triptych.v1.Ticket\x12\x14\n\x0crouter_lease\x18\x02 \x01(\x0c\x12\x0e\n\x06\x63\x61\x63hed\x18\x03 \x01(\x08\x12\x0f\n\x07queue_s\x18\x04 \x01(\x01\x12\x10\n\x08\x65ncode_s\x18\x05 \x01(\x01\"R\n\x0cLeaseRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x12\n\ngeneration\x18\x02 \x01(\x06\x12\x0f\n\x07lease_s\x18\x03 \x01(\x01\x12\x10\n\x08lease_id\x18\x04 \x01(\x0c\"4\n\rLeaseResponse\x12#\n\x06ticket\x18\x01 \x01(\x0b\x32\x13.triptych.v1.Ticket\"#\n\x0eReleaseRequest\x12\x11\n\tlease_ids\x18\x01 \x03(\x0c\"\x11\n\x0fReleaseResponse2\xd2\x01\n\x07\x45ncoder\x12\x41\n\x06\x45ncode\x12\x1a.triptych.v1.EncodeRequest\x1a\x1b.triptych.v1.EncodeResponse\x12>\n\x05Lease\x12\x19.triptych.v1.LeaseRequest\x1a\x1a.triptych.v1.LeaseResponse\x12\x44\n\x07Release\x12\x1b.triptych.v1.ReleaseRequest\x1a\x1c.triptych.v1.ReleaseResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19triptych/v1/encoder.proto\x12\x0btriptych.v1\x1a\x18triptych/v1/common.proto\"\xc8\x02\n\rEncodeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04item\x18\x02 \x01(\r\x12\r\n\x05model\x18\x03 \x01(\t\x12\r\n\x05media\x18\x04 \x01(\x0c\x12$\n\x04info\x18\x05 \x01(\x0b\x32\x16.triptych.v1.MediaInfo\x12\x0e\n\x06tokens\x18\x06 \x01(\r\x12\x13\n\x0btenant_salt\x18\x07 \x01(\x0c\x12\x0f\n\x07lease_s\x18\x08 \x01(\x01\x12\x14\n\x0creader_lease\x18\t \x01(\x0c\x12\x14\n\x0crouter_lease\x18\n \x01(\x0c\x12!\n\x05shard\x18\x0b \x01(\x0b\x32\x12.triptych.v1.Shard\x12\x10\n\x08priority\x18\x0c \x01(\x12\x12\x34\n\x08position\x18\x11 \x01(\x0b\x32\".triptych.v1.RelativeQueuePositionJ\x04\x08\r\x10\x11\"~\n\x0e\x45ncodeResponse\x12#\n\x06ticket\x18\x01 \x01(\x0b\x32\x13.triptych.v1.Ticket\x12\x14\n\x0crouter_lease\x18\x02 \x01(\x0c\x12\x0e\n\x06\x63\x61\x63hed\x18\x03 \x01(\x08\x12\x0f\n\x07queue_s\x18\x04 \x01(\x01\x12\x10\n\x08\x65ncode_s\x18\x05 \x01(\x01\"R\n\x0cLeaseRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x12\n\ngeneration\x18\x02 \x01(\x06\x12\x0f\n\x07lease_s\x18\x03 \x01(\x01\x12\x10\n\x08lease_id\x18\x04 \x01(\x0c\"4\n\rLeaseResponse\x12#\n\x06ticket\x18\x01 \x01(\x0b\x32\x13.triptych.v1.Ticket\"#\n\x0eReleaseRequest\x12\x11\n\tlease_ids\x18\x01 \x03(\x0c\"\x11\n\x0fReleaseResponse2\xd2\x01\n\x07\x45ncoder\x12\x41\n\x06\x45ncode\x12\x1a.triptych.v1.EncodeRequest\x1a\x1b.triptych.v1.EncodeResponse\x12>\n\x05Lease\x12\x19.triptych.v1.LeaseRequest\x1a\x1a.triptych.v1.LeaseResponse\x12\x44\n\x07Release\x12\x1b.triptych.v1.ReleaseRequest\x1a\x1c.triptych.v1.ReleaseResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,17 +33,17 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'triptych.v1.encoder_pb2', _
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ENCODEREQUEST']._serialized_start=69
-  _globals['_ENCODEREQUEST']._serialized_end=389
-  _globals['_ENCODERESPONSE']._serialized_start=391
-  _globals['_ENCODERESPONSE']._serialized_end=517
-  _globals['_LEASEREQUEST']._serialized_start=519
-  _globals['_LEASEREQUEST']._serialized_end=601
-  _globals['_LEASERESPONSE']._serialized_start=603
-  _globals['_LEASERESPONSE']._serialized_end=655
-  _globals['_RELEASEREQUEST']._serialized_start=657
-  _globals['_RELEASEREQUEST']._serialized_end=692
-  _globals['_RELEASERESPONSE']._serialized_start=694
-  _globals['_RELEASERESPONSE']._serialized_end=711
-  _globals['_ENCODER']._serialized_start=714
-  _globals['_ENCODER']._serialized_end=924
+  _globals['_ENCODEREQUEST']._serialized_end=397
+  _globals['_ENCODERESPONSE']._serialized_start=399
+  _globals['_ENCODERESPONSE']._serialized_end=525
+  _globals['_LEASEREQUEST']._serialized_start=527
+  _globals['_LEASEREQUEST']._serialized_end=609
+  _globals['_LEASERESPONSE']._serialized_start=611
+  _globals['_LEASERESPONSE']._serialized_end=663
+  _globals['_RELEASEREQUEST']._serialized_start=665
+  _globals['_RELEASEREQUEST']._serialized_end=700
+  _globals['_RELEASERESPONSE']._serialized_start=702
+  _globals['_RELEASERESPONSE']._serialized_end=719
+  _globals['_ENCODER']._serialized_start=722
+  _globals['_ENCODER']._serialized_end=932
 # @@protoc_insertion_point(module_scope)

@@ -34,8 +34,8 @@ class EncodeRequest(_message.Message):
     router_lease: bytes
     shard: _common_pb2.Shard
     priority: int
-    position: _common_pb2.QueuePosition
-    def __init__(self, request_id: _Optional[str] = ..., item: _Optional[int] = ..., model: _Optional[str] = ..., media: _Optional[bytes] = ..., info: _Optional[_Union[_common_pb2.MediaInfo, _Mapping]] = ..., tokens: _Optional[int] = ..., tenant_salt: _Optional[bytes] = ..., lease_s: _Optional[float] = ..., reader_lease: _Optional[bytes] = ..., router_lease: _Optional[bytes] = ..., shard: _Optional[_Union[_common_pb2.Shard, _Mapping]] = ..., priority: _Optional[int] = ..., position: _Optional[_Union[_common_pb2.QueuePosition, _Mapping]] = ...) -> None: ...
+    position: _common_pb2.RelativeQueuePosition
+    def __init__(self, request_id: _Optional[str] = ..., item: _Optional[int] = ..., model: _Optional[str] = ..., media: _Optional[bytes] = ..., info: _Optional[_Union[_common_pb2.MediaInfo, _Mapping]] = ..., tokens: _Optional[int] = ..., tenant_salt: _Optional[bytes] = ..., lease_s: _Optional[float] = ..., reader_lease: _Optional[bytes] = ..., router_lease: _Optional[bytes] = ..., shard: _Optional[_Union[_common_pb2.Shard, _Mapping]] = ..., priority: _Optional[int] = ..., position: _Optional[_Union[_common_pb2.RelativeQueuePosition, _Mapping]] = ...) -> None: ...
 
 class EncodeResponse(_message.Message):
     __slots__ = ("ticket", "router_lease", "cached", "queue_s", "encode_s")

@@ -32,7 +32,7 @@ class EncoderStub:
     text   ==pull====> encoder        not gRPC: a one-sided read over a transport that the encoder offers
     text, router --Release--> encoder
 
-    A text instance that hands over has an arena too, for keys and values: it serves Lease and Release, and refuses Encode.
+    A text instance that transfers has an arena too, for keys and values: it serves Lease and Release, and refuses Encode.
     """
 
     def __init__(self, channel):
@@ -65,7 +65,7 @@ class EncoderServicer:
     text   ==pull====> encoder        not gRPC: a one-sided read over a transport that the encoder offers
     text, router --Release--> encoder
 
-    A text instance that hands over has an arena too, for keys and values: it serves Lease and Release, and refuses Encode.
+    A text instance that transfers has an arena too, for keys and values: it serves Lease and Release, and refuses Encode.
     """
 
     def Encode(self, request, context):
@@ -120,7 +120,7 @@ class Encoder:
     text   ==pull====> encoder        not gRPC: a one-sided read over a transport that the encoder offers
     text, router --Release--> encoder
 
-    A text instance that hands over has an arena too, for keys and values: it serves Lease and Release, and refuses Encode.
+    A text instance that transfers has an arena too, for keys and values: it serves Lease and Release, and refuses Encode.
     """
 
     @staticmethod

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from triptych.v1 import common_pb2 as triptych_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atriptych/v1/instance.proto\x12\x0btriptych.v1\x1a\x18triptych/v1/common.proto\"A\n\x0eTransportOffer\x12\x0f\n\x07\x62\x61\x63kend\x18\x01 \x01(\t\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x10\n\x08metadata\x18\x03 \x01(\x0c\"\x11\n\x0f\x44\x65scribeRequest\"\xb1\x02\n\x0cPartIdentity\x12$\n\x04part\x18\x01 \x01(\x0e\x32\x16.triptych.v1.ModelPart\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\"\n\x06stages\x18\x03 \x03(\x0e\x32\x12.triptych.v1.Stage\x12\x10\n\x08hardware\x18\x04 \x01(\t\x12!\n\x05\x64type\x18\x05 \x01(\x0e\x32\x12.triptych.v1.DType\x12\x17\n\x0ftensor_parallel\x18\x06 \x01(\r\x12\x10\n\x08software\x18\x07 \x01(\t\x12\x37\n\x07options\x18\x08 \x03(\x0b\x32&.triptych.v1.PartIdentity.OptionsEntry\x1a.\n\x0cOptionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"y\n\nServedPart\x12+\n\x08identity\x18\x01 \x01(\x0b\x32\x19.triptych.v1.PartIdentity\x12\x11\n\tmax_batch\x18\x02 \x01(\r\x12\x14\n\x0ctoken_budget\x18\x03 \x01(\r\x12\x15\n\rprepare_cores\x18\x04 \x01(\r\"\xfd\x03\n\x0cInstanceInfo\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x1f\n\x04role\x18\x03 \x01(\x0e\x32\x11.triptych.v1.Role\x12%\n\x05model\x18\x04 \x01(\x0b\x32\x16.triptych.v1.ModelInfo\x12\x13\n\x0b\x61rena_bytes\x18\x05 \x01(\x04\x12+\n\x06offers\x18\x06 \x03(\x0b\x32\x1b.triptych.v1.TransportOffer\x12\x17\n\x0f\x65ncoder_version\x18\x07 \x01(\t\x12\x11\n\tmax_items\x18\x08 \x01(\r\x12\x11\n\tkv_tokens\x18\t \x01(\x04\x12&\n\x05parts\x18\n \x03(\x0b\x32\x17.triptych.v1.ServedPart\x12\x11\n\tcontinues\x18\x0b \x01(\x08\x12\x16\n\x0eprefills_early\x18\x0c \x01(\x08\x12\x0f\n\x07kv_kind\x18\r \x01(\t\x12\x12\n\nhands_over\x18\x0e \x01(\x08\x12*\n\nswitchable\x18\x0f \x01(\x0e\x32\x11.triptych.v1.RoleH\x00\x88\x01\x01\x12\x19\n\x11kv_segment_tokens\x18\x10 \x01(\r\x12\x19\n\x11kv_position_bytes\x18\x11 \x01(\x04\x12\x17\n\x0fkv_block_tokens\x18\x12 \x01(\rB\r\n\x0b_switchable\"\x12\n\x10WatchLoadRequest\"\xb7\x01\n\tStageLoad\x12!\n\x05stage\x18\x01 \x01(\x0e\x32\x12.triptych.v1.Stage\x12\x16\n\x0epending_tokens\x18\x02 \x01(\x04\x12\x0f\n\x07pending\x18\x03 \x01(\r\x12\x14\n\x0cleased_bytes\x18\x04 \x01(\x04\x12\x18\n\x0b\x66ree_tokens\x18\x05 \x01(\x04H\x00\x88\x01\x01\x12\x13\n\x06served\x18\x06 \x01(\x04H\x01\x88\x01\x01\x42\x0e\n\x0c_free_tokensB\t\n\x07_served\"P\n\x0b\x43losedStage\x12!\n\x05stage\x18\x01 \x01(\x0e\x32\x12.triptych.v1.Stage\x12\x0f\n\x07opens_s\x18\x02 \x01(\x01\x12\r\n\x05\x66\x61ult\x18\x03 \x01(\t\"S\n\x0e\x45mbeddingHints\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0c\n\x04held\x18\x02 \x03(\x0c\x12\x10\n\x08\x65ncoding\x18\x03 \x03(\x0c\x12\x0f\n\x07\x64ropped\x18\x04 \x03(\x0c\"\xb6\x01\n\x0cInstanceLoad\x12&\n\x06stages\x18\x01 \x03(\x0b\x32\x16.triptych.v1.StageLoad\x12\x10\n\x08\x64raining\x18\x02 \x01(\x08\x12*\n\x05hints\x18\x03 \x01(\x0b\x32\x1b.triptych.v1.EmbeddingHints\x12\x16\n\x0estages_version\x18\x04 \x01(\x04\x12(\n\x06\x63losed\x18\x05 \x03(\x0b\x32\x18.triptych.v1.ClosedStage*U\n\x05Stage\x12\x15\n\x11STAGE_UNSPECIFIED\x10\x00\x12\x10\n\x0cSTAGE_ENCODE\x10\x01\x12\x11\n\rSTAGE_PREFILL\x10\x02\x12\x10\n\x0cSTAGE_DECODE\x10\x03*u\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\n\n\x06ROLE_E\x10\x01\x12\n\n\x06ROLE_P\x10\x02\x12\n\n\x06ROLE_D\x10\x03\x12\x0b\n\x07ROLE_PD\x10\x04\x12\x0b\n\x07ROLE_EP\x10\x05\x12\x0b\n\x07ROLE_ED\x10\x06\x12\x0c\n\x08ROLE_EPD\x10\x07*W\n\tModelPart\x12\x1a\n\x16MODEL_PART_UNSPECIFIED\x10\x00\x12\x16\n\x12MODEL_PART_ENCODER\x10\x01\x12\x16\n\x12MODEL_PART_DECODER\x10\x02\x32\x98\x01\n\x08Instance\x12\x43\n\x08\x44\x65scribe\x12\x1c.triptych.v1.DescribeRequest\x1a\x19.triptych.v1.InstanceInfo\x12G\n\tWatchLoad\x12\x1d.triptych.v1.WatchLoadRequest\x1a\x19.triptych.v1.InstanceLoad0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atriptych/v1/instance.proto\x12\x0btriptych.v1\x1a\x18triptych/v1/common.proto\"A\n\x0eTransportOffer\x12\x0f\n\x07\x62\x61\x63kend\x18\x01 \x01(\t\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x10\n\x08metadata\x18\x03 \x01(\x0c\"\x11\n\x0f\x44\x65scribeRequest\"\xb1\x02\n\x0cPartIdentity\x12$\n\x04part\x18\x01 \x01(\x0e\x32\x16.triptych.v1.ModelPart\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\"\n\x06stages\x18\x03 \x03(\x0e\x32\x12.triptych.v1.Stage\x12\x10\n\x08hardware\x18\x04 \x01(\t\x12!\n\x05\x64type\x18\x05 \x01(\x0e\x32\x12.triptych.v1.DType\x12\x17\n\x0ftensor_parallel\x18\x06 \x01(\r\x12\x10\n\x08software\x18\x07 \x01(\t\x12\x37\n\x07options\x18\x08 \x03(\x0b\x32&.triptych.v1.PartIdentity.OptionsEntry\x1a.\n\x0cOptionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"y\n\nServedPart\x12+\n\x08identity\x18\x01 \x01(\x0b\x32\x19.triptych.v1.PartIdentity\x12\x11\n\tmax_batch\x18\x02 \x01(\r\x12\x14\n\x0ctoken_budget\x18\x03 \x01(\r\x12\x15\n\rprepare_cores\x18\x04 \x01(\r\"\xff\x03\n\x0cInstanceInfo\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x1f\n\x04role\x18\x03 \x01(\x0e\x32\x11.triptych.v1.Role\x12%\n\x05model\x18\x04 \x01(\x0b\x32\x16.triptych.v1.ModelInfo\x12\x13\n\x0b\x61rena_bytes\x18\x05 \x01(\x04\x12+\n\x06offers\x18\x06 \x03(\x0b\x32\x1b.triptych.v1.TransportOffer\x12\x17\n\x0f\x65ncoder_version\x18\x07 \x01(\t\x12\x11\n\tmax_items\x18\x08 \x01(\r\x12\x11\n\tkv_tokens\x18\t \x01(\x04\x12&\n\x05parts\x18\n \x03(\x0b\x32\x17.triptych.v1.ServedPart\x12\x11\n\tcontinues\x18\x0b \x01(\x08\x12\x16\n\x0eprefills_early\x18\x0c \x01(\x08\x12\x0f\n\x07kv_kind\x18\r \x01(\t\x12\x14\n\x0ctransfers_kv\x18\x0e \x01(\x08\x12*\n\nswitchable\x18\x0f \x01(\x0e\x32\x11.triptych.v1.RoleH\x00\x88\x01\x01\x12\x19\n\x11kv_segment_tokens\x18\x10 \x01(\r\x12\x19\n\x11kv_position_bytes\x18\x11 \x01(\x04\x12\x17\n\x0fkv_block_tokens\x18\x12 \x01(\rB\r\n\x0b_switchable\"\x12\n\x10WatchLoadRequest\"\xb7\x01\n\tStageLoad\x12!\n\x05stage\x18\x01 \x01(\x0e\x32\x12.triptych.v1.Stage\x12\x16\n\x0epending_tokens\x18\x02 \x01(\x04\x12\x0f\n\x07pending\x18\x03 \x01(\r\x12\x14\n\x0cleased_bytes\x18\x04 \x01(\x04\x12\x18\n\x0b\x66ree_tokens\x18\x05 \x01(\x04H\x00\x88\x01\x01\x12\x13\n\x06served\x18\x06 \x01(\x04H\x01\x88\x01\x01\x42\x0e\n\x0c_free_tokensB\t\n\x07_served\"P\n\x0b\x43losedStage\x12!\n\x05stage\x18\x01 \x01(\x0e\x32\x12.triptych.v1.Stage\x12\x0f\n\x07opens_s\x18\x02 \x01(\x01\x12\r\n\x05\x66\x61ult\x18\x03 \x01(\t\"S\n\x0e\x45mbeddingHints\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0c\n\x04held\x18\x02 \x03(\x0c\x12\x10\n\x08\x65ncoding\x18\x03 \x03(\x0c\x12\x0f\n\x07\x64ropped\x18\x04 \x03(\x0c\"\xb6\x01\n\x0cInstanceLoad\x12&\n\x06stages\x18\x01 \x03(\x0b\x32\x16.triptych.v1.StageLoad\x12\x10\n\x08\x64raining\x18\x02 \x01(\x08\x12*\n\x05hints\x18\x03 \x01(\x0b\x32\x1b.triptych.v1.EmbeddingHints\x12\x16\n\x0estages_version\x18\x04 \x01(\x04\x12(\n\x06\x63losed\x18\x05 \x03(\x0b\x32\x18.triptych.v1.ClosedStage*U\n\x05Stage\x12\x15\n\x11STAGE_UNSPECIFIED\x10\x00\x12\x10\n\x0cSTAGE_ENCODE\x10\x01\x12\x11\n\rSTAGE_PREFILL\x10\x02\x12\x10\n\x0cSTAGE_DECODE\x10\x03*u\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\n\n\x06ROLE_E\x10\x01\x12\n\n\x06ROLE_P\x10\x02\x12\n\n\x06ROLE_D\x10\x03\x12\x0b\n\x07ROLE_PD\x10\x04\x12\x0b\n\x07ROLE_EP\x10\x05\x12\x0b\n\x07ROLE_ED\x10\x06\x12\x0c\n\x08ROLE_EPD\x10\x07*W\n\tModelPart\x12\x1a\n\x16MODEL_PART_UNSPECIFIED\x10\x00\x12\x16\n\x12MODEL_PART_ENCODER\x10\x01\x12\x16\n\x12MODEL_PART_DECODER\x10\x02\x32\x98\x01\n\x08Instance\x12\x43\n\x08\x44\x65scribe\x12\x1c.triptych.v1.DescribeRequest\x1a\x19.triptych.v1.InstanceInfo\x12G\n\tWatchLoad\x12\x1d.triptych.v1.WatchLoadRequest\x1a\x19.triptych.v1.InstanceLoad0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,12 +34,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PARTIDENTITY_OPTIONSENTRY']._loaded_options = None
   _globals['_PARTIDENTITY_OPTIONSENTRY']._serialized_options = b'8\001'
-  _globals['_STAGE']._serialized_start=1656
-  _globals['_STAGE']._serialized_end=1741
-  _globals['_ROLE']._serialized_start=1743
-  _globals['_ROLE']._serialized_end=1860
-  _globals['_MODELPART']._serialized_start=1862
-  _globals['_MODELPART']._serialized_end=1949
+  _globals['_STAGE']._serialized_start=1658
+  _globals['_STAGE']._serialized_end=1743
+  _globals['_ROLE']._serialized_start=1745
+  _globals['_ROLE']._serialized_end=1862
+  _globals['_MODELPART']._serialized_start=1864
+  _globals['_MODELPART']._serialized_end=1951
   _globals['_TRANSPORTOFFER']._serialized_start=69
   _globals['_TRANSPORTOFFER']._serialized_end=134
   _globals['_DESCRIBEREQUEST']._serialized_start=136
@@ -51,17 +51,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SERVEDPART']._serialized_start=463
   _globals['_SERVEDPART']._serialized_end=584
   _globals['_INSTANCEINFO']._serialized_start=587
-  _globals['_INSTANCEINFO']._serialized_end=1096
-  _globals['_WATCHLOADREQUEST']._serialized_start=1098
-  _globals['_WATCHLOADREQUEST']._serialized_end=1116
-  _globals['_STAGELOAD']._serialized_start=1119
-  _globals['_STAGELOAD']._serialized_end=1302
-  _globals['_CLOSEDSTAGE']._serialized_start=1304
-  _globals['_CLOSEDSTAGE']._serialized_end=1384
-  _globals['_EMBEDDINGHINTS']._serialized_start=1386
-  _globals['_EMBEDDINGHINTS']._serialized_end=1469
-  _globals['_INSTANCELOAD']._serialized_start=1472
-  _globals['_INSTANCELOAD']._serialized_end=1654
-  _globals['_INSTANCE']._serialized_start=1952
-  _globals['_INSTANCE']._serialized_end=2104
+  _globals['_INSTANCEINFO']._serialized_end=1098
+  _globals['_WATCHLOADREQUEST']._serialized_start=1100
+  _globals['_WATCHLOADREQUEST']._serialized_end=1118
+  _globals['_STAGELOAD']._serialized_start=1121
+  _globals['_STAGELOAD']._serialized_end=1304
+  _globals['_CLOSEDSTAGE']._serialized_start=1306
+  _globals['_CLOSEDSTAGE']._serialized_end=1386
+  _globals['_EMBEDDINGHINTS']._serialized_start=1388
+  _globals['_EMBEDDINGHINTS']._serialized_end=1471
+  _globals['_INSTANCELOAD']._serialized_start=1474
+  _globals['_INSTANCELOAD']._serialized_end=1656
+  _globals['_INSTANCE']._serialized_start=1954
+  _globals['_INSTANCE']._serialized_end=2106
 # @@protoc_insertion_point(module_scope)

@@ -101,7 +101,7 @@ class ServedPart(_message.Message):
     def __init__(self, identity: _Optional[_Union[PartIdentity, _Mapping]] = ..., max_batch: _Optional[int] = ..., token_budget: _Optional[int] = ..., prepare_cores: _Optional[int] = ...) -> None: ...
 
 class InstanceInfo(_message.Message):
-    __slots__ = ("instance_id", "epoch", "role", "model", "arena_bytes", "offers", "encoder_version", "max_items", "kv_tokens", "parts", "continues", "prefills_early", "kv_kind", "hands_over", "switchable", "kv_segment_tokens", "kv_position_bytes", "kv_block_tokens")
+    __slots__ = ("instance_id", "epoch", "role", "model", "arena_bytes", "offers", "encoder_version", "max_items", "kv_tokens", "parts", "continues", "prefills_early", "kv_kind", "transfers_kv", "switchable", "kv_segment_tokens", "kv_position_bytes", "kv_block_tokens")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -115,7 +115,7 @@ class InstanceInfo(_message.Message):
     CONTINUES_FIELD_NUMBER: _ClassVar[int]
     PREFILLS_EARLY_FIELD_NUMBER: _ClassVar[int]
     KV_KIND_FIELD_NUMBER: _ClassVar[int]
-    HANDS_OVER_FIELD_NUMBER: _ClassVar[int]
+    TRANSFERS_KV_FIELD_NUMBER: _ClassVar[int]
     SWITCHABLE_FIELD_NUMBER: _ClassVar[int]
     KV_SEGMENT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     KV_POSITION_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -133,12 +133,12 @@ class InstanceInfo(_message.Message):
     continues: bool
     prefills_early: bool
     kv_kind: str
-    hands_over: bool
+    transfers_kv: bool
     switchable: Role
     kv_segment_tokens: int
     kv_position_bytes: int
     kv_block_tokens: int
-    def __init__(self, instance_id: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., model: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., arena_bytes: _Optional[int] = ..., offers: _Optional[_Iterable[_Union[TransportOffer, _Mapping]]] = ..., encoder_version: _Optional[str] = ..., max_items: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[ServedPart, _Mapping]]] = ..., continues: _Optional[bool] = ..., prefills_early: _Optional[bool] = ..., kv_kind: _Optional[str] = ..., hands_over: _Optional[bool] = ..., switchable: _Optional[_Union[Role, str]] = ..., kv_segment_tokens: _Optional[int] = ..., kv_position_bytes: _Optional[int] = ..., kv_block_tokens: _Optional[int] = ...) -> None: ...
+    def __init__(self, instance_id: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., model: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., arena_bytes: _Optional[int] = ..., offers: _Optional[_Iterable[_Union[TransportOffer, _Mapping]]] = ..., encoder_version: _Optional[str] = ..., max_items: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[ServedPart, _Mapping]]] = ..., continues: _Optional[bool] = ..., prefills_early: _Optional[bool] = ..., kv_kind: _Optional[str] = ..., transfers_kv: _Optional[bool] = ..., switchable: _Optional[_Union[Role, str]] = ..., kv_segment_tokens: _Optional[int] = ..., kv_position_bytes: _Optional[int] = ..., kv_block_tokens: _Optional[int] = ...) -> None: ...
 
 class WatchLoadRequest(_message.Message):
     __slots__ = ()

@@ -273,7 +273,7 @@ class ItemTimeline(_message.Message):
     def __init__(self, item: _Optional[int] = ..., modality: _Optional[str] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., tokens: _Optional[int] = ..., encoder: _Optional[str] = ..., encode_attempts: _Optional[int] = ..., encoder_cached: _Optional[bool] = ..., queue_s: _Optional[float] = ..., encode_s: _Optional[float] = ..., pull_backend: _Optional[str] = ..., pull_bytes: _Optional[int] = ..., pull_s: _Optional[float] = ..., text_cached: _Optional[bool] = ..., shard: _Optional[str] = ..., hedges: _Optional[int] = ..., hedge_won: _Optional[bool] = ...) -> None: ...
 
 class Timeline(_message.Message):
-    __slots__ = ("request_id", "model", "outcome", "items", "text_instance", "text_attempts", "prompt_tokens", "completion_tokens", "prepare_s", "encode_s", "queue_s", "pull_s", "prefill_s", "decode_s", "ttft_s", "total_s", "error", "continuations", "interrupted_s", "continued_tokens", "preemptions", "preempted_s", "early_tokens", "prefill_instance", "handover_s", "kv_pulled_tokens", "kv_cached_tokens", "kv_computed_tokens", "kv_pull_bytes", "prefix_tokens")
+    __slots__ = ("request_id", "model", "outcome", "items", "text_instance", "text_attempts", "prompt_tokens", "completion_tokens", "prepare_s", "encode_s", "queue_s", "pull_s", "prefill_s", "decode_s", "ttft_s", "total_s", "error", "continuations", "interrupted_s", "continued_tokens", "preemptions", "preempted_s", "early_tokens", "prefill_instance", "kv_transfer_s", "kv_pulled_tokens", "kv_cached_tokens", "kv_computed_tokens", "kv_pull_bytes", "prefix_tokens")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
@@ -298,7 +298,7 @@ class Timeline(_message.Message):
     PREEMPTED_S_FIELD_NUMBER: _ClassVar[int]
     EARLY_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_INSTANCE_FIELD_NUMBER: _ClassVar[int]
-    HANDOVER_S_FIELD_NUMBER: _ClassVar[int]
+    KV_TRANSFER_S_FIELD_NUMBER: _ClassVar[int]
     KV_PULLED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     KV_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     KV_COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -328,13 +328,13 @@ class Timeline(_message.Message):
     preempted_s: float
     early_tokens: int
     prefill_instance: str
-    handover_s: float
+    kv_transfer_s: float
     kv_pulled_tokens: int
     kv_cached_tokens: int
     kv_computed_tokens: int
     kv_pull_bytes: int
     prefix_tokens: int
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., items: _Optional[_Iterable[_Union[ItemTimeline, _Mapping]]] = ..., text_instance: _Optional[str] = ..., text_attempts: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., prepare_s: _Optional[float] = ..., encode_s: _Optional[float] = ..., queue_s: _Optional[float] = ..., pull_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., ttft_s: _Optional[float] = ..., total_s: _Optional[float] = ..., error: _Optional[str] = ..., continuations: _Optional[int] = ..., interrupted_s: _Optional[float] = ..., continued_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., preempted_s: _Optional[float] = ..., early_tokens: _Optional[int] = ..., prefill_instance: _Optional[str] = ..., handover_s: _Optional[float] = ..., kv_pulled_tokens: _Optional[int] = ..., kv_cached_tokens: _Optional[int] = ..., kv_computed_tokens: _Optional[int] = ..., kv_pull_bytes: _Optional[int] = ..., prefix_tokens: _Optional[int] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., items: _Optional[_Iterable[_Union[ItemTimeline, _Mapping]]] = ..., text_instance: _Optional[str] = ..., text_attempts: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., prepare_s: _Optional[float] = ..., encode_s: _Optional[float] = ..., queue_s: _Optional[float] = ..., pull_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., ttft_s: _Optional[float] = ..., total_s: _Optional[float] = ..., error: _Optional[str] = ..., continuations: _Optional[int] = ..., interrupted_s: _Optional[float] = ..., continued_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., preempted_s: _Optional[float] = ..., early_tokens: _Optional[int] = ..., prefill_instance: _Optional[str] = ..., kv_transfer_s: _Optional[float] = ..., kv_pulled_tokens: _Optional[int] = ..., kv_cached_tokens: _Optional[int] = ..., kv_computed_tokens: _Optional[int] = ..., kv_pull_bytes: _Optional[int] = ..., prefix_tokens: _Optional[int] = ...) -> None: ...
 
 class ReadinessRequest(_message.Message):
     __slots__ = ()

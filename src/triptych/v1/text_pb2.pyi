@@ -20,7 +20,7 @@ class Placement(_message.Message):
     def __init__(self, item: _Optional[int] = ..., start: _Optional[int] = ..., ticket: _Optional[_Union[_common_pb2.Ticket, _Mapping]] = ..., continues: _Optional[bool] = ...) -> None: ...
 
 class TextRequest(_message.Message):
-    __slots__ = ("request_id", "model", "token_ids", "placements", "sampling", "priority", "tenant_salt", "position", "continued", "early", "hands_over", "kv_segments", "kv_lease_s")
+    __slots__ = ("request_id", "model", "token_ids", "placements", "sampling", "priority", "tenant_salt", "position", "continued", "early", "transfers_kv", "kv_segments", "kv_lease_s")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -31,7 +31,7 @@ class TextRequest(_message.Message):
     POSITION_FIELD_NUMBER: _ClassVar[int]
     CONTINUED_FIELD_NUMBER: _ClassVar[int]
     EARLY_FIELD_NUMBER: _ClassVar[int]
-    HANDS_OVER_FIELD_NUMBER: _ClassVar[int]
+    TRANSFERS_KV_FIELD_NUMBER: _ClassVar[int]
     KV_SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     KV_LEASE_S_FIELD_NUMBER: _ClassVar[int]
     request_id: str
@@ -41,13 +41,13 @@ class TextRequest(_message.Message):
     sampling: _common_pb2.SamplingParams
     priority: int
     tenant_salt: bytes
-    position: _common_pb2.QueuePosition
+    position: _common_pb2.RelativeQueuePosition
     continued: _containers.RepeatedCompositeFieldContainer[_common_pb2.ContinuedChoice]
     early: bool
-    hands_over: bool
+    transfers_kv: bool
     kv_segments: _containers.RepeatedCompositeFieldContainer[KvPlacement]
     kv_lease_s: float
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., tenant_salt: _Optional[bytes] = ..., position: _Optional[_Union[_common_pb2.QueuePosition, _Mapping]] = ..., continued: _Optional[_Iterable[_Union[_common_pb2.ContinuedChoice, _Mapping]]] = ..., early: _Optional[bool] = ..., hands_over: _Optional[bool] = ..., kv_segments: _Optional[_Iterable[_Union[KvPlacement, _Mapping]]] = ..., kv_lease_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., tenant_salt: _Optional[bytes] = ..., position: _Optional[_Union[_common_pb2.RelativeQueuePosition, _Mapping]] = ..., continued: _Optional[_Iterable[_Union[_common_pb2.ContinuedChoice, _Mapping]]] = ..., early: _Optional[bool] = ..., transfers_kv: _Optional[bool] = ..., kv_segments: _Optional[_Iterable[_Union[KvPlacement, _Mapping]]] = ..., kv_lease_s: _Optional[float] = ...) -> None: ...
 
 class KvPlacement(_message.Message):
     __slots__ = ("first", "ticket", "choices")
@@ -67,7 +67,7 @@ class SealedSegment(_message.Message):
     router_lease: bytes
     def __init__(self, placement: _Optional[_Union[KvPlacement, _Mapping]] = ..., router_lease: _Optional[bytes] = ...) -> None: ...
 
-class HandedOver(_message.Message):
+class KvTransferred(_message.Message):
     __slots__ = ("segments", "prefill_s")
     SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_S_FIELD_NUMBER: _ClassVar[int]
@@ -134,16 +134,16 @@ class Finished(_message.Message):
     def __init__(self, reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., completion_tokens: _Optional[int] = ..., prefill_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., choice: _Optional[int] = ..., preemptions: _Optional[int] = ..., preempted_s: _Optional[float] = ...) -> None: ...
 
 class TextEvent(_message.Message):
-    __slots__ = ("ready", "chunk", "finished", "handed_over")
+    __slots__ = ("ready", "chunk", "finished", "kv_transferred")
     READY_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
-    HANDED_OVER_FIELD_NUMBER: _ClassVar[int]
+    KV_TRANSFERRED_FIELD_NUMBER: _ClassVar[int]
     ready: Ready
     chunk: _common_pb2.TokenChunk
     finished: Finished
-    handed_over: HandedOver
-    def __init__(self, ready: _Optional[_Union[Ready, _Mapping]] = ..., chunk: _Optional[_Union[_common_pb2.TokenChunk, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., handed_over: _Optional[_Union[HandedOver, _Mapping]] = ...) -> None: ...
+    kv_transferred: KvTransferred
+    def __init__(self, ready: _Optional[_Union[Ready, _Mapping]] = ..., chunk: _Optional[_Union[_common_pb2.TokenChunk, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., kv_transferred: _Optional[_Union[KvTransferred, _Mapping]] = ...) -> None: ...
 
 class TextEvents(_message.Message):
     __slots__ = ("events",)

@@ -29,7 +29,7 @@ class TextStub:
     """Pulls the embeddings of a request, prefills and decodes.
 
     router --Generate--> text         token ids and tickets in, tokens out
-    text   ==pull======> encoder, or a text instance that hands over
+    text   ==pull======> encoder, or a text instance that transfers
     """
 
     def __init__(self, channel):
@@ -49,7 +49,7 @@ class TextServicer:
     """Pulls the embeddings of a request, prefills and decodes.
 
     router --Generate--> text         token ids and tickets in, tokens out
-    text   ==pull======> encoder, or a text instance that hands over
+    text   ==pull======> encoder, or a text instance that transfers
     """
 
     def Generate(self, request, context):
@@ -80,7 +80,7 @@ class Text:
     """Pulls the embeddings of a request, prefills and decodes.
 
     router --Generate--> text         token ids and tickets in, tokens out
-    text   ==pull======> encoder, or a text instance that hands over
+    text   ==pull======> encoder, or a text instance that transfers
     """
 
     @staticmethod

@@ -100,7 +100,7 @@ TABLE: Mapping[str, Rows] = {
         "router_lease": _LEASE,
         "priority": PRIORITY,
     },
-    "QueuePosition": {"due_in_s": _LEFT_S, "lost_in_s": _LEFT_S, "aged_in_s": _LEFT_S, "behind_s": _LEFT_S},
+    "RelativeQueuePosition": {"due_in_s": _LEFT_S, "lost_in_s": _LEFT_S, "aged_in_s": _LEFT_S, "behind_s": _LEFT_S},
     "LeaseRequest": {"key": _KEY, "generation": Anything(), "lease_s": _SECONDS, "lease_id": _LEASE},
     "ReleaseRequest": {"lease_ids": Many(1 << 16, _LEASE, "leases")},
     "TextRequest": {

@@ -5,7 +5,7 @@ from triptych.domain.embedding import TensorSpec, Ticket
 from triptych.domain.generation import Alternative, TokenChunk, TokenLogprobs
 from triptych.domain.instance import ModelInfo
 from triptych.domain.media import MediaInfo, Shard
-from triptych.domain.queue_position import QueuePosition
+from triptych.domain.queue_position import RelativeQueuePosition
 from triptych.domain.sampling import ResponseFormat, SamplingParams
 from triptych.v1 import common_pb2
 from triptych.wire.bounds import checker
@@ -17,7 +17,7 @@ MEDIA_INFO = Pair(
     special={"options": (lambda info: dict(info.options), lambda message: tuple(sorted(message.options.items())))},
 )
 SHARD = Pair(Shard, common_pb2.Shard)
-POSITION = Pair(QueuePosition, common_pb2.QueuePosition)
+POSITION = Pair(RelativeQueuePosition, common_pb2.RelativeQueuePosition)
 TICKET = Pair(Ticket, common_pb2.Ticket, nested=(Pair(TensorSpec, common_pb2.TensorSpec),))
 check_ticket = checker(common_pb2.Ticket.DESCRIPTOR)
 """Raises InvalidRequest for an invalid ticket in an answer; those in requests are checked with them."""

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from triptych.domain.generation import (
     Finished,
-    HandedOver,
     KvReport,
+    KvTransferred,
     Placement,
     PullReport,
     Ready,
@@ -35,8 +35,10 @@ _READY = Pair(
     text_pb2.Ready,
     nested=(Pair(PullReport, text_pb2.PullReport), Pair(KvReport, text_pb2.KvReport)),
 )
-_HANDED_OVER = Pair(
-    HandedOver, text_pb2.HandedOver, nested=(Pair(SealedSegment, text_pb2.SealedSegment, nested=(_KV_PLACEMENT,)),)
+_KV_TRANSFERRED = Pair(
+    KvTransferred,
+    text_pb2.KvTransferred,
+    nested=(Pair(SealedSegment, text_pb2.SealedSegment, nested=(_KV_PLACEMENT,)),),
 )
 _EVENT = Variants(
     text_pb2.TextEvent,
@@ -45,7 +47,7 @@ _EVENT = Variants(
         "chunk": CHUNK,
         "ready": _READY,
         "finished": Pair(Finished, text_pb2.Finished),
-        "handed_over": _HANDED_OVER,
+        "kv_transferred": _KV_TRANSFERRED,
     },
 )
 

@@ -25,13 +25,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tests.unit.engine.tiny import encoder_engine, text_engine
 from triptych.domain.chat import MediaPart, Message, Part, TextPart
 from triptych.domain.embedding import Tensor
+from triptych.domain.engine import EmbeddingInput, EngineOutput, EngineRequest
 from triptych.domain.media import MediaInfo, Modality, digest_of
 from triptych.domain.sampling import SamplingParams
 from triptych.engine.decoder.text_engine import TransformersTextEngine
 from triptych.engine.encoder import TransformersEncoderEngine
 from triptych.families.base import as_in_request
 from triptych.families.model_files import ModelFiles
-from triptych.ports import EmbeddingInput, EngineOutput, EngineRequest
 from triptych.tokens.prompt import PromptBuilder
 
 transformers: Any = untyped_transformers

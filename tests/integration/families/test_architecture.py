@@ -70,8 +70,8 @@ def test_a_decoder_has_these_parameters_operations_and_kv_bytes(made: tuple[Tiny
     decoder = Architecture.load(checkpoint.files).decoder
     engine = text_engine(checkpoint)
     assert decoder.parameters * DType.F32.itemsize == engine.weights_nbytes
-    kind = engine.kv_kind
-    assert kind is not None
+    assert engine.kv is not None
+    kind = engine.kv.kind
     assert decoder.kv_token_nbytes(DType.F32) == kind.position_nbytes
     cls = getattr(transformers, checkpoint.architecture)
     whole = cls.from_pretrained(checkpoint.directory, dtype=torch.float32, attn_implementation="eager").eval()

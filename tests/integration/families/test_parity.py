@@ -10,13 +10,13 @@ import pytest
 
 from tests.integration.families.conftest import TINIES
 from tests.integration.families.harness import Case, finish, items_of, renamed, with_other_ending
-from tests.unit.engine.kv_transfer import CUT, go_on, hand_over, prefill
+from tests.unit.engine.kv_transfer import CUT, access, go_on, prefill, transfer_kv
 from tests.unit.engine.on_cuda import as_on_cuda
 from triptych.domain.continuation import ContinuedChoice
+from triptych.domain.engine import EngineOutput
 from triptych.engine.decoder.setup import KvOptions
 from triptych.engine.decoder.text_engine import TransformersTextEngine
 from triptych.engine.families.registry import ADAPTERS
-from triptych.ports import EngineOutput
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -145,18 +145,18 @@ def test_keys_and_values_go_from_engine_to_engine(case: Case) -> None:
     target = case.engine(kv=KvOptions(48, contiguous=False))
     target.add(other)
     go_on(target, request, {0: answer}, {0: packed})
-    computed = [target.computed("one", 0)]
+    computed = [access(target).computed("one", 0)]
     answer += first_token(target, "one")
     source, target = target, case.engine(kv=KvOptions(256, contiguous=True))
     target.add(renamed(other, "again"))
-    hand_over(source, request, target, {0: answer}, lost={1})
-    assert target.computed("one", 0) == CUT
+    transfer_kv(source, request, target, {0: answer}, lost={1})
+    assert access(target).computed("one", 0) == CUT
     answer += first_token(target, "one")
     source, target = target, case.engine(kv=KvOptions(16, contiguous=False))
     target.add(replace(renamed(request, "before"), sampling=replace(request.sampling, max_tokens=1)))
     finish(target)
-    hand_over(source, request, target, {0: answer}, lost=range(len(request.token_ids) // 16 * 16 // CUT))
-    computed += [target.computed("one", 0)]
+    transfer_kv(source, request, target, {0: answer}, lost=range(len(request.token_ids) // 16 * 16 // CUT))
+    computed += [access(target).computed("one", 0)]
     assert computed == [len(request.token_ids), len(request.token_ids) + len(answer) - 1]
     assert answer + finish(target)["one"] == case.answer(question, ANSWER_TOKENS)
 
@@ -227,9 +227,9 @@ def test_a_prefix_is_reused_only_if_later_tokens_do_not_affect_it(case: Case) ->
     plain = (question[0], "ab")
     for order in ((plain, question), (question, plain)):
         engine = case.engine(kv=KvOptions(1))
-        for one in order:
-            engine.add(case.request("one", one, ANSWER_TOKENS))
-            assert finish(engine) == {"one": case.answer(one, ANSWER_TOKENS)}
+        for items in order:
+            engine.add(case.request("one", items, ANSWER_TOKENS))
+            assert finish(engine) == {"one": case.answer(items, ANSWER_TOKENS)}
 
 
 def test_the_gpu_path_equals_generate_as_far_as_it_runs_on_a_cpu(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,6 +268,6 @@ def run_out(engine: TransformersTextEngine) -> list[EngineOutput]:
 def by_choice(outputs: Iterable[EngineOutput]) -> dict[int, list[int]]:
     """The tokens of a single request."""
     found: dict[int, list[int]] = {}
-    for one in outputs:
-        found.setdefault(one.choice, []).extend(one.token_ids)
+    for output in outputs:
+        found.setdefault(output.choice, []).extend(output.token_ids)
     return found

@@ -13,11 +13,11 @@ import pytest
 from tests.integration.families.harness import Case, Item, Question, finish, items_of
 from tests.unit.engine.tiny import encoder_engine
 from triptych.domain.embedding import DType, Tensor
+from triptych.domain.engine import EmbeddingInput, EngineRequest
 from triptych.domain.media import Modality, Shard
 from triptych.engine.encoder import TransformersEncoderEngine
 from triptych.families.base import Shardable, as_in_request, count_tokens, shard_outputs, units_of
 from triptych.policy.sharding import shards_of, tokens_of
-from triptych.ports import EmbeddingInput, EngineRequest
 from triptych.transport.merging import merge
 
 pytestmark = pytest.mark.timeout(180)

@@ -30,7 +30,7 @@ def body(rng: Random, images: int) -> bytes:
 
 def stages(cluster: SimCluster, request_id: str) -> list[str]:
     """The router and the text engines that still hold a request."""
-    running = [task.request.request_id for task in cluster.router._tasks.values()]
+    running = [task.request.request_id for task in cluster.router._requests]
     knowing = ["router"] if request_id in running else []
     for text in cluster.texts:
         jobs = (*text.engine._waiting, *text.engine._running)  # each is named after its request

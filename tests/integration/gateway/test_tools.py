@@ -68,7 +68,10 @@ def make_model(directory: Path, template: str) -> Path:
     return directory
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=[TAGGED, BARE], ids=["tagged", "bare"])
+FORMS = [pytest.param(TAGGED, id="tagged"), pytest.param(BARE, id="bare", marks=pytest.mark.extended)]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=FORMS)
 async def cluster(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[LocalCluster]:

@@ -342,9 +342,9 @@ Edge = tuple[str, str, int]
 def ports_of(rule: Document) -> list[int]:
     """A range counts as its first port."""
     ports = []
-    for one in rule["ports"]:
-        assert (one["port"], one.get("endPort")) == DATA_PORTS or "endPort" not in one
-        ports.append(one["port"])
+    for port in rule["ports"]:
+        assert (port["port"], port.get("endPort")) == DATA_PORTS or "endPort" not in port
+        ports.append(port["port"])
     return ports
 
 
@@ -456,9 +456,9 @@ def test_cert_manager_makes_the_secrets_that_pods_mount() -> None:
     documents = rendered("gpu")
     called = {"encoder": INSTANCE, "text": INSTANCE, "router": ROUTER, "pool-manager": POOL_MANAGER, "redis": REDIS}
     issued = {
-        one["spec"]["secretName"]: one["spec"]["dnsNames"]
-        for one in of_kind(documents, "Certificate").values()
-        if "dnsNames" in one["spec"]
+        certificate["spec"]["secretName"]: certificate["spec"]["dnsNames"]
+        for certificate in of_kind(documents, "Certificate").values()
+        if "dnsNames" in certificate["spec"]
     }
     for name, workload in workloads(documents).items():
         (secret,) = (

@@ -118,14 +118,16 @@ class Site:
         return {"ticket": granted, "digest": digest(data)}
 
     async def grant(self, key: str, lease_s: float = LEASE_S) -> dict[str, Any]:
-        [answer] = self.memory.handle(arena_events.Grant(bytes.fromhex(key), os.urandom(16), lease_s), self._now_s())
+        [answer] = self.memory.handle(
+            arena_events.GrantLease(bytes.fromhex(key), os.urandom(16), lease_s), self._now_s()
+        )
         if isinstance(answer, arena_events.ReservationRefused):
             raise answer.error
-        assert isinstance(answer, arena_events.Granted)
+        assert isinstance(answer, arena_events.LeaseGranted)
         return ticket_to_json(answer.ticket)
 
     async def release(self, lease_ids: list[str]) -> None:
-        self.memory.handle(arena_events.Release(tuple(map(bytes.fromhex, lease_ids))), self._now_s())
+        self.memory.handle(arena_events.ReleaseLeases(tuple(map(bytes.fromhex, lease_ids))), self._now_s())
         self.memory.validate()
 
     # --- as a reader

@@ -21,7 +21,7 @@ MIB = 1 << 20
 async def test_an_instance_ends_when_a_listening_socket_is_dead(
     monkeypatch: pytest.MonkeyPatch, kind: str, at: int, arenas: int
 ) -> None:
-    """A text instance has two arenas: of what it pulls, and of the keys and values that it hands over."""
+    """A text instance has two arenas: of what it pulls, and of the keys and values that it transfers."""
     create, bound = socket.create_server, list[socket.socket]()
 
     def recorded(*given: Any, **named: Any) -> socket.socket:

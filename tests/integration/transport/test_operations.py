@@ -74,7 +74,7 @@ class World:
         answer: arena_events.Effect | None = None
         for effect in self.memory.handle(event, self.now_s):
             match effect:
-                case arena_events.Evicted(evicted):
+                case arena_events.SlotEvicted(evicted):
                     assert self.ready.pop(evicted.key)[0] == evicted
                     held = [until for key, _, until in self.leases.values() if key == evicted.key]
                     assert all(until_s + MAX_PULL_S <= self.now_s for until_s in held), "evicted under a lease"
@@ -127,9 +127,9 @@ class World:
     def grant(self) -> None:
         key = self.rng.choice(KEYS)
         lease_id, lease_s = self.rng.randbytes(16), self.rng.uniform(1, 20)
-        answer = self.happens(arena_events.Grant(key, lease_id, lease_s))
-        assert isinstance(answer, arena_events.Granted) == (key in self.ready)
-        if isinstance(answer, arena_events.Granted):
+        answer = self.happens(arena_events.GrantLease(key, lease_id, lease_s))
+        assert isinstance(answer, arena_events.LeaseGranted) == (key in self.ready)
+        if isinstance(answer, arena_events.LeaseGranted):
             made, data = self.ready[key]
             assert (answer.ticket.offset, answer.ticket.generation) == (made.offset, made.generation)
             self.leases[lease_id] = (key, made.generation, self.now_s + lease_s)
@@ -139,7 +139,7 @@ class World:
         if self.leases:
             lease_id = self.rng.choice(sorted(self.leases))
             del self.leases[lease_id]
-            self.happens(arena_events.Release((lease_id,)))
+            self.happens(arena_events.ReleaseLeases((lease_id,)))
 
     def wait(self) -> None:
         self.now_s += self.rng.uniform(0, 3)
@@ -251,7 +251,7 @@ class World:
         """Releases everything: nothing may be left."""
         for key, (made, _) in self.writing.items():
             self.happens(arena_events.Abandon(key, made.generation))
-        self.happens(arena_events.Release(tuple(self.leases)))
+        self.happens(arena_events.ReleaseLeases(tuple(self.leases)))
         assert (self.memory.leases, self.memory.leased_bytes) == (0, 0)
         self.memory.validate()
         async with asyncio.timeout(60):

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -115,7 +116,9 @@ def test_encoders_have_an_engine_of_their_own(profiles: Path) -> None:
     flags = flags_of(DEMO, sizes(), "--encoder-engine=vllm", "--encoder-vllm-args", "--quantization fp8")
     assert flags["encoder"] == ("--engine=vllm", "--vllm-args=--quantization fp8")
     assert flags["text"] == ()
-    with pytest.raises(CliError, match="--encoder-engine vllm is for encoders of role E, not for EPD"):
+    with pytest.raises(
+        CliError, match="encoders of role EPD: engine vllm is for encoders that are processes of their own"
+    ):
         flags_of(DEMO, {**sizes(), Role.EPD: 1, Role.D: 1}, "--encoder-engine=vllm")
     with pytest.raises(CliError, match="encoder: engine vllm computes, it cannot have a delay_profile"):
         flags_of(DEMO, sizes(), "--encoder-engine=vllm", f"--delay-profile={profiles}")
@@ -181,13 +184,26 @@ def test_all_instances_that_switch_can_serve_every_stage(tmp_path: Path) -> None
             "to switch roles takes objectives for the time to the first token and between tokens",
         ),
         (["--engine=vllm"], "text: engine vllm cannot switch: leave out switchable"),
-        (["--encoder-engine=vllm"], "--encoder-engine vllm is for encoders of role E, not for EPD"),
+        (
+            ["--encoder-engine=vllm"],
+            "encoders of role EPD: engine vllm is for encoders that are processes of their own",
+        ),
     ],
 )
 def test_switching_without_what_it_takes_is_refused(options: list[str], said: str) -> None:
     with pytest.raises(CliError, match=said) as caught:
         flags_of(DEMO, APART, *options, switch_roles=True)
     assert caught.value.caller
+
+
+def test_profiles_named_for_one_service_serve_the_other_too(profiles: Path, tmp_path: Path) -> None:
+    others = tmp_path / "others"
+    shutil.copytree(profiles, others)
+    known = f"--profiles={profiles}"
+    made = flags_of(DEMO, APART, f"--pool-manager-profiles={profiles}", switch_roles=True, measure=pytest.fail)
+    assert (made["router"], made["pool_manager"][0]) == ((known,), known)
+    made = flags_of(DEMO, APART, f"--router-profiles={others}", f"--pool-manager-profiles={profiles}")
+    assert (made["router"][0], made["pool_manager"][0]) == (f"--profiles={others}", known)
 
 
 def test_weights_in_memory_are_those_of_instances_that_switch(profiles: Path) -> None:

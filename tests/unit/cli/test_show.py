@@ -76,9 +76,9 @@ def test_line_and_bars_have_the_same_stages_in_the_same_order() -> None:
     *_, line = seen(show.timeline(document(ITEM)))
     assert tuple(re.findall(r"(\w+) 10\.0 ms", line)) == STAGES
     assert "= 80.0 ms with the calls between them; first token after 60.0 ms, on text-1" in line
-    handed = document(ITEM) | {"prefill_instance": "prefill-1", "handover_s": 0.02}
+    handed = document(ITEM) | {"prefill_instance": "prefill-1", "kv_transfer_s": 0.02}
     *_, line = seen(show.timeline(handed), width=300)
-    assert "first token after 60.0 ms, on prefill-1, handed over to text-1 in 20.0 ms" in line
+    assert "first token after 60.0 ms, on prefill-1, transferred to text-1 in 20.0 ms" in line
     bars = [row.split()[0] for row in seen(show.bars(document(ITEM))) if not row.startswith(" ")]
     assert tuple(bars) == STAGES
 

@@ -62,9 +62,9 @@ def test_promtool_accepts(arguments: tuple[str, ...]) -> None:
 def expectations() -> list[tuple[str, list[str]]]:
     """(expression, labels of the series that it must yield) of each test."""
     return [
-        (one["expr"], [sample.get("labels", "") for sample in one["exp_samples"]])
+        (case["expr"], [sample.get("labels", "") for sample in case["exp_samples"]])
         for test in TESTS
-        for one in test["promql_expr_test"]
+        for case in test["promql_expr_test"]
     ]
 
 

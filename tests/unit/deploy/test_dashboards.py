@@ -41,11 +41,11 @@ def read(path: Path) -> dict[str, Any]:
 
 def panels(content: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """All panels, those of collapsed rows included, and no rows."""
-    for one in content["panels"]:
-        if one["type"] == "row":
-            yield from one["panels"]
+    for panel in content["panels"]:
+        if panel["type"] == "row":
+            yield from panel["panels"]
         else:
-            yield one
+            yield panel
 
 
 def fits(value: object, hint: Any) -> bool:  # noqa: PLR0911 - a case per kind of type
@@ -123,8 +123,8 @@ def test_dashboards_have_names_of_their_own_and_use_vllms_metrics() -> None:
     assert len({one["uid"] for one in contents}) == len({one["title"] for one in contents}) == len(contents) == 4
     used = [
         names_in(target.get("expr", ""))
-        for one in contents
-        for panel in panels(one)
+        for content in contents
+        for panel in panels(content)
         for target in panel.get("targets", ())
     ]
     assert set().union(*used) >= VLLM

@@ -182,8 +182,8 @@ def test_packages_of_images_are_pinned_by_digest(name: str) -> None:
     text = (IMAGES / "requirements" / f"{name}.txt").read_text()
     packages = re.split(r"\n(?=\w)", text.rstrip("\n"))[1:]
     assert packages
-    for one in packages:
-        assert re.fullmatch(r"[\w-]+==\S+( \\\n    --hash=sha256:[0-9a-f]{64})+", one), one
+    for package in packages:
+        assert re.fullmatch(r"[\w-]+==\S+( \\\n    --hash=sha256:[0-9a-f]{64})+", package), package
 
 
 def test_images_have_the_same_versions() -> None:

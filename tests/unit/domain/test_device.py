@@ -17,6 +17,7 @@ EFFICIENCY: dict[str, Any] = {
     "pass_s": 0.001,
     "sequence_s": 0.0,
     "layer_s": 0.0,
+    "encode_layer_s": 0.0,
     "reduce_s": 0.0,
 }
 DEVICE: dict[str, Any] = {

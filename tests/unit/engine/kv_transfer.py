@@ -4,8 +4,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from triptych.domain.continuation import ContinuedChoice
+from triptych.domain.engine import EngineOutput, EngineRequest
 from triptych.domain.kv_segment import KvSegment
-from triptych.ports import EngineOutput, EngineRequest, HandingTextEngine
+from triptych.ports import KvAccess, TextEngine
 
 Packed = list[tuple[KvSegment, bytearray]]
 """Segments in order, and their contents."""
@@ -14,7 +15,12 @@ CUT = 24
 _MOST_STEPS = 2000
 
 
-def prefill(source: HandingTextEngine, request: EngineRequest) -> tuple[list[EngineOutput], Packed]:
+def access(engine: TextEngine) -> KvAccess:
+    assert engine.kv is not None
+    return engine.kv
+
+
+def prefill(source: TextEngine, request: EngineRequest) -> tuple[list[EngineOutput], Packed]:
     """Compute a prompt and the first token of each choice; segments are packed as soon as they are computed.
 
     Returns all that the engine gave meanwhile, also for other requests.
@@ -33,7 +39,7 @@ def prefill(source: HandingTextEngine, request: EngineRequest) -> tuple[list[Eng
 
 
 def go_on(
-    target: HandingTextEngine,
+    target: TextEngine,
     request: EngineRequest,
     begun: Mapping[int, Sequence[int]],
     packed: Mapping[int, Packed],
@@ -41,27 +47,27 @@ def go_on(
     lost: Collection[int] = (),
 ) -> list[EngineOutput]:
     """Begin the rest of an answer from the segments of each choice, but for ``lost`` ones. Returns what the engine gave meanwhile."""
-    name = request.request_id
+    name, kv = request.request_id, access(target)
     continued = tuple(ContinuedChoice(choice, tuple(tokens)) for choice, tokens in sorted(begun.items()))
     arriving = max(one[-1][0].end for one in packed.values())
     target.add(replace(_forked(request), continued=continued, arriving=arriving))
     outputs: list[EngineOutput] = []
     for _ in range(_MOST_STEPS):
         outputs += target.step()
-        for choice in sorted(choice for whose, choice in target.awaiting if whose == name):
+        for choice in sorted(choice for whose, choice in kv.awaiting if whose == name):
             for index, (segment, memory) in enumerate(packed[choice]):
                 if index not in lost:
-                    target.unpack(name, choice, segment, memoryview(memory))
+                    kv.unpack(name, choice, segment, memoryview(memory))
         if name not in target.waiting:
-            target.arrived(name)
+            kv.arrived(name)
             return outputs
     raise AssertionError(f"{name} does not begin")
 
 
-def hand_over(
-    source: HandingTextEngine,
+def transfer_kv(
+    source: TextEngine,
     request: EngineRequest,
-    target: HandingTextEngine,
+    target: TextEngine,
     begun: Mapping[int, Sequence[int]],
     *,
     lost: Collection[int] = (),
@@ -69,27 +75,28 @@ def hand_over(
 ) -> list[EngineOutput]:
     """The target goes on with a running request of the source, after these tokens. ``harm`` loses the keys on the way."""
     name = request.request_id
-    source.pause(name)
+    kv = access(source)
+    kv.pause(name)
     packed: dict[int, Packed] = {choice: [] for choice in begun}
     for choice, segments in packed.items():
-        _pack(source, name, choice, segments, most=source.computed(name, choice))
+        _pack(source, name, choice, segments, most=kv.computed(name, choice))
         for _, memory in segments if harm else ():
             memory[: len(memory) // 2] = bytes(len(memory) // 2)
     source.cancel(name)
     return go_on(target, request, begun, packed, lost=lost)
 
 
-def _pack(source: HandingTextEngine, name: str, choice: int, packed: Packed, *, most: int) -> None:
+def _pack(source: TextEngine, name: str, choice: int, packed: Packed, *, most: int) -> None:
     """Pack what is computed of the first ``most`` positions, and not packed."""
-    assert source.kv_kind is not None
-    computed = min(source.computed(name, choice), most)
+    kv = access(source)
+    computed = min(kv.computed(name, choice), most)
     while (first := packed[-1][0].end if packed else 0) < computed:
-        segment = KvSegment(source.kv_kind, first, min(CUT, most - first))
+        segment = KvSegment(kv.kind, first, min(CUT, most - first))
         memory = bytearray(segment.nbytes)
         if segment.end > computed:
-            assert not source.pack(name, choice, segment, memoryview(memory)), "it is not computed"
+            assert not kv.pack(name, choice, segment, memoryview(memory)), "it is not computed"
             return
-        assert source.pack(name, choice, segment, memoryview(memory))
+        assert kv.pack(name, choice, segment, memoryview(memory))
         packed.append((segment, memory))
 
 

@@ -115,7 +115,9 @@ def test_rows_attend_to_their_own_blocks(window: int, scale: float) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [20, 33, 64, 80, 128])
 @pytest.mark.parametrize("group", [1, 3, 7, 8])
-@pytest.mark.parametrize(("block", "window"), [(16, 0), (5, 0), (16, 70)])
+@pytest.mark.parametrize(
+    ("block", "window"), [(16, 0), *(pytest.param(*other, marks=pytest.mark.extended) for other in ((5, 0), (16, 70)))]
+)
 def test_heads_of_any_size_attend_alike_alone_and_among_others(size: int, group: int, block: int, window: int) -> None:
     kv_heads, lengths = 2, [*range(1, 41), 63, 64, 65, 128, 129, 200]
     numbers = [-(-length // block) for length in lengths]

@@ -7,11 +7,13 @@ import pytest
 
 from triptych.demo import MODEL_DIR
 from triptych.domain.continuation import ContinuedChoice
+from triptych.domain.engine import EngineRequest
 from triptych.domain.generation import FinishReason
 from triptych.domain.instance import ModelInfo
 from triptych.domain.kv_segment import KvSegment
 from triptych.domain.media import MediaInfo, Modality
 from triptych.domain.profile import BadProfile
+from triptych.domain.queue_position import QueuePosition
 from triptych.domain.sampling import SamplingParams
 from triptych.domain.stage import ModelPart
 from triptych.engine.decoder.options import EngineOptions
@@ -25,8 +27,6 @@ from triptych.engine.delay import (
 )
 from triptych.errors import ContextTooLong, InvalidRequest
 from triptych.policy.costs import Costs, CostWarning
-from triptych.policy.queueing import Turn
-from triptych.ports import EngineRequest
 from triptych.runtime.profiles import write_profile
 from triptych.testing.fakes import FAKE_MODEL
 from triptych.testing.model import FakeFamily
@@ -46,9 +46,9 @@ def text_engine(slept: Slept, model: ModelInfo = FAKE_MODEL) -> DelayTextEngine:
     return DelayTextEngine(model, FakeFamily(), Costs(DECODER), OPTIONS, sleep=slept)
 
 
-def request(name: str, prompt: int, tokens: int, *, n: int = 1, turn: int = 0) -> EngineRequest:
+def request(name: str, prompt: int, tokens: int, *, n: int = 1, queue_position: int = 0) -> EngineRequest:
     sampling = SamplingParams(temperature=0, max_tokens=tokens, n=n, seed=0)
-    return EngineRequest(name, (7,) * prompt, (), sampling, turn=Turn(0, 0.0, turn))
+    return EngineRequest(name, (7,) * prompt, (), sampling, queue_position=QueuePosition(0, 0.0, queue_position))
 
 
 def test_an_encoder_sleeps_to_load_prepare_and_encode() -> None:
@@ -78,9 +78,9 @@ def test_a_prompt_is_prefilled_in_chunks_beside_the_decodes() -> None:
 
 def test_a_prompt_of_many_chunks_is_passed_by_one_that_is_due_earlier() -> None:
     engine = text_engine(slept := Slept())
-    engine.add(request("long", prompt=160, tokens=1, turn=2))
+    engine.add(request("long", prompt=160, tokens=1, queue_position=2))
     engine.step()
-    engine.add(request("short", prompt=10, tokens=1, turn=1))
+    engine.add(request("short", prompt=10, tokens=1, queue_position=1))
     assert [[output.request_id for output in engine.step()] for _ in range(3)] == [["short"], ["long"], []]
     assert slept[2] == pytest.approx(1.0 + 0.1 + 0.54)
 
@@ -127,16 +127,16 @@ def test_an_answer_that_goes_on_prefills_its_tokens_and_sends_the_rest() -> None
     assert engine.kv_free_tokens == engine.kv_tokens
 
 
-def test_requests_wait_for_a_place_and_start_in_the_order_of_their_turns() -> None:
+def test_requests_wait_for_a_place_and_start_in_the_order_of_their_queue_positions() -> None:
     engine = text_engine(Slept())
     for number in range(6):
-        engine.add(request(str(number), prompt=2, tokens=9, turn=-number))
+        engine.add(request(str(number), prompt=2, tokens=9, queue_position=-number))
     first = {output.request_id for output in engine.step()}
     assert first == {"5", "4", "3", "2"}
     assert engine.waiting == {"0", "1"}
-    ready = [engine.prefill_turn is not None]
+    ready = [engine.prefill_queue_position is not None]
     engine.cancel("5")
-    ready.append(engine.prefill_turn is not None)
+    ready.append(engine.prefill_queue_position is not None)
     assert ready == [False, True]
     assert {output.request_id for output in engine.decode_step()} == {"4", "3", "2"}
     assert {output.request_id for output in engine.step()} == {"4", "3", "2", "1"}
@@ -158,24 +158,24 @@ def test_keys_and_values_take_the_time_of_their_bytes() -> None:
     costs = Costs(replace(DECODER, measured=measured))
     slept = Slept()
     source, target = (DelayTextEngine(FAKE_MODEL, FakeFamily(), costs, OPTIONS, sleep=slept) for _ in range(2))
-    assert source.kv_kind.position_nbytes == 1 << 20
+    assert source.kv.kind.position_nbytes == 1 << 20
     source.add(replace(request("a", prompt=70, tokens=3, n=2), pauses=True))
     while source.can_step:
         source.step()
-    assert [source.computed("a", choice) for choice in range(3)] == [70, 70, 0]
+    assert [source.kv.computed("a", choice) for choice in range(3)] == [70, 70, 0]
     target.add(replace(request("a", 70, 3, n=2), continued=(ContinuedChoice(1, (7,)),), arriving=70))
     assert target.step() == []
-    assert target.awaiting == {("a", 1)}
-    segments = [KvSegment(source.kv_kind, 0, 64), KvSegment(source.kv_kind, 64, 6)]
+    assert target.kv.awaiting == {("a", 1)}
+    segments = [KvSegment(source.kv.kind, 0, 64), KvSegment(source.kv.kind, 64, 6)]
     for segment in segments:
         assert not target.can_step
         memory = memoryview(bytearray(segment.nbytes))
         slept.clear()
-        assert source.pack("a", 1, segment, memory)
-        assert target.unpack("a", 1, segment, memory)
+        assert source.kv.pack("a", 1, segment, memory)
+        assert target.kv.unpack("a", 1, segment, memory)
         assert list(slept) == pytest.approx([segment.nbytes / 8e9] * 2, abs=1e-6)
-        assert source.prefix_hash("a", 1, segment.end) == target.prefix_hash("a", 1, segment.end) is not None
-    assert not target.awaiting
+        assert source.kv.prefix_hash("a", 1, segment.end) == target.kv.prefix_hash("a", 1, segment.end) is not None
+    assert not target.kv.awaiting
     assert [output.finish_reason for _ in range(2) for output in target.step()] == [None, FinishReason.LENGTH]
     source.cancel("a")
     assert not source.has_work
@@ -185,10 +185,10 @@ def test_what_does_not_arrive_is_computed() -> None:
     engine = text_engine(slept := Slept())
     engine.add(replace(request("a", prompt=30, tokens=1), arriving=30))
     engine.step()
-    engine.pause("unknown")
-    assert engine.unpack("a", 0, KvSegment(engine.kv_kind, 0, 20), memoryview(bytearray(20 * 64)))
-    assert not engine.unpack("a", 0, KvSegment(engine.kv_kind, 24, 6), memoryview(bytearray(6 * 64)))
-    engine.arrived("a")
+    engine.kv.pause("unknown")
+    assert engine.kv.unpack("a", 0, KvSegment(engine.kv.kind, 0, 20), memoryview(bytearray(20 * 64)))
+    assert not engine.kv.unpack("a", 0, KvSegment(engine.kv.kind, 24, 6), memoryview(bytearray(6 * 64)))
+    engine.kv.arrived("a")
     assert engine.pending_tokens == 10 + 1
     assert [output.finish_reason for output in engine.step()] == [FinishReason.LENGTH]
     assert slept[-1] == pytest.approx(1.0 + 10 * 0.01)
@@ -236,12 +236,24 @@ def test_a_synthetic_profile_covers_every_usual_size() -> None:
     assert encoder.measured.load_s == 5.0
 
 
-def test_a_waiting_request_gets_another_turn() -> None:
+def test_a_waiting_request_gets_another_queue_position() -> None:
     engine = text_engine(Slept())
     for number in range(6):
-        engine.add(request(str(number), prompt=2, tokens=9, turn=number))
-    engine.reorder("0", Turn(0, 30.0, 0))
-    engine.reorder("unknown", Turn(0, 30.0, 0))
+        engine.add(request(str(number), prompt=2, tokens=9, queue_position=number))
+    engine.reorder("0", QueuePosition(0, 30.0, 0))
+    engine.reorder("unknown", QueuePosition(0, 30.0, 0))
     assert {output.request_id for output in engine.step()} == {"1", "2", "3", "4"}
-    engine.reorder("1", Turn(0, 30.0, 0))
+    engine.reorder("1", QueuePosition(0, 30.0, 0))
     assert {output.request_id for output in engine.step()} == {"1", "2", "3", "4"}
+
+
+def test_requests_wait_for_kv_memory_in_their_order() -> None:
+    """One that fits does not pass one that does not."""
+    engine = text_engine(Slept())
+    engine.kv_tokens = 41
+    for number, (name, prompt) in enumerate((("first", 20), ("large", 30), ("small", 5))):
+        engine.add(request(name, prompt=prompt, tokens=3, queue_position=number))
+    started = [sorted({output.request_id for output in engine.step()}) for _ in range(7)]
+    assert started == [["first"], ["first"], ["first"], ["large", "small"], ["large", "small"], ["large", "small"], []]
+    assert engine.kv_free_tokens == 41
+    assert not engine.can_step

@@ -6,11 +6,11 @@ from typing import ClassVar
 import pytest
 
 from triptych.domain.embedding import Tensor
+from triptych.domain.engine import EngineOutput
 from triptych.domain.media import Modality
 from triptych.engine.first_pass import answer_first, encode_first
 from triptych.errors import EngineFailure, InstanceLost, InvalidMedia
 from triptych.families.model_files import BadModel
-from triptych.ports import EngineOutput
 from triptych.testing import virtual_time
 from triptych.testing.fakes import FakeEncoderEngine, FakePrepared, FakeTextEngine
 from triptych.testing.model import WORDS, FakeFamily

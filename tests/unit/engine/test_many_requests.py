@@ -15,11 +15,11 @@ import torch
 
 from tests.unit.engine.tiny import text_engine
 from triptych.domain.embedding import DType, Tensor, TensorSpec
+from triptych.domain.engine import EmbeddingInput, EngineRequest
 from triptych.domain.sampling import SamplingParams
 from triptych.engine.decoder.setup import KvOptions
 from triptych.engine.decoder.text_engine import TransformersTextEngine
 from triptych.errors import EngineFailure, InvalidRequest, TriptychError
-from triptych.ports import EmbeddingInput, EngineRequest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

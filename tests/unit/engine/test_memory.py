@@ -19,11 +19,11 @@ from tests.unit.engine.tiny import (
 )
 from triptych.domain.continuation import ContinuedChoice
 from triptych.domain.embedding import DType, Tensor, TensorSpec
+from triptych.domain.engine import EmbeddingInput, EngineOutput, EngineRequest
 from triptych.domain.sampling import SamplingParams
 from triptych.engine.decoder.setup import KvOptions
 from triptych.engine.encoder import TransformersEncoderEngine
 from triptych.errors import EngineFailure, InvalidRequest, Overloaded
-from triptych.ports import EmbeddingInput, EngineOutput, EngineRequest
 
 pytestmark = pytest.mark.slow
 

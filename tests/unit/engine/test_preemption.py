@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.engine.kv_transfer import hand_over
+from tests.unit.engine.kv_transfer import access, transfer_kv
 from tests.unit.engine.tiny import (
     Reference,
     engine_request,
@@ -14,13 +14,13 @@ from tests.unit.engine.tiny import (
     run,
     text_engine,
 )
+from triptych.domain.engine import EngineOutput, EngineRequest
+from triptych.domain.queue_position import QueuePosition
 from triptych.domain.sampling import SamplingParams
 from triptych.engine.decoder.kv_mover import KvMover
 from triptych.engine.decoder.setup import KvOptions
 from triptych.engine.decoder.text_engine import TransformersTextEngine
 from triptych.engine.encoder import TransformersEncoderEngine
-from triptych.policy.queueing import Turn
-from triptych.ports import EngineOutput, EngineRequest
 
 SLOT_NBYTES = 2 * 3 * 2 * 16 * 4
 LAYOUTS = [KvOptions(size, contiguous=contiguous) for size in (16, 48, 256) for contiguous in (True, False)]
@@ -54,8 +54,12 @@ def long_requests() -> list[EngineRequest]:
     return [
         EngineRequest("seeded", tuple(first), (), sampling),
         EngineRequest("grammar", (*first[:50], *others[0][50:]), (), sampling, grammar=Alternating()),
-        EngineRequest("greedy", tuple(others[1]), (), greedy(48, ignore_eos=True), turn=Turn(-1, 0.0, 2)),
-        EngineRequest("again", tuple(others[2]), (), greedy(48, ignore_eos=True), turn=Turn(-1, 0.0, 3)),
+        EngineRequest(
+            "greedy", tuple(others[1]), (), greedy(48, ignore_eos=True), queue_position=QueuePosition(-1, 0.0, 2)
+        ),
+        EngineRequest(
+            "again", tuple(others[2]), (), greedy(48, ignore_eos=True), queue_position=QueuePosition(-1, 0.0, 3)
+        ),
     ]
 
 
@@ -106,8 +110,10 @@ def test_keys_and_values_go_from_engine_to_engine(
         target = text_engine(model_dir, kv=kv)
         target.add(EngineRequest("other", tuple(range(8, 30)), (), greedy(200)))
         target.step()
-        hand_over(source, request, target, {0: answer}, harm=harm and number == 0)
-        assert target.computed("one", 0) == len(request.token_ids) + len(answer) - 1, "nothing is left to compute"
+        transfer_kv(source, request, target, {0: answer}, harm=harm and number == 0)
+        assert access(target).computed("one", 0) == len(request.token_ids) + len(answer) - 1, (
+            "nothing is left to compute"
+        )
         for _ in range(3):
             (token,) = [token for output in target.step() if output.request_id == "one" for token in output.token_ids]
             answer.append(token)

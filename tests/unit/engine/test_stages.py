@@ -67,7 +67,7 @@ def test_answers_do_not_depend_on_encodes_between_steps_or_delayed_prefills(
             name = next(iter(pending))
             engine.add(engine_request(name, pending.pop(name), reference, encoder, greedy(12, ignore_eos=True)))
         if rng.random() < 0.5:
-            held_back += engine.prefill_turn is not None
+            held_back += engine.prefill_queue_position is not None
             decoding = {name for name, tokens in answers.items() if 0 < len(tokens) < 12}
             outputs = engine.decode_step()
             assert {output.request_id for output in outputs} == decoding, "every decode continues, and no prefill"

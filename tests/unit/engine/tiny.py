@@ -11,6 +11,7 @@ import transformers as untyped_transformers
 from PIL import Image, ImageOps
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from triptych.domain.engine import EmbeddingInput, EngineOutput, EngineRequest
 from triptych.domain.media import MediaInfo, Modality, digest_of
 from triptych.domain.sampling import SamplingParams
 from triptych.engine.checkpoint import Checkpoint
@@ -18,7 +19,6 @@ from triptych.engine.compute import ComputeOptions
 from triptych.engine.decoder.options import EngineOptions
 from triptych.engine.decoder.text_engine import TransformersTextEngine
 from triptych.engine.encoder import TransformersEncoderEngine
-from triptych.ports import EmbeddingInput, EngineOutput, EngineRequest
 
 transformers: Any = untyped_transformers
 

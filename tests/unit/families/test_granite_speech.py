@@ -6,6 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers import GraniteSpeechFeatureExtractor
 
+from tests.examples import examples
 from tests.integration.families.tiny_granite_speech import provide_torchaudio
 from tests.unit.families.kit import clip, image, model_files
 from triptych.domain.embedding import DType, TensorSpec
@@ -49,7 +50,7 @@ def real() -> Any:
 
 
 @pytest.mark.slow
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=examples(1000), deadline=None)
 @given(st.integers(257, 40_000_000))
 @example(257)
 @example(4_799)

@@ -92,6 +92,11 @@ def test_a_type_whose_layers_are_not_known_is_named() -> None:
         language_model({"model_type": "mamba"}, tied=False)
 
 
+def test_layers_beyond_any_model_are_refused() -> None:
+    with pytest.raises(BadModel, match="num_hidden_layers is 1180591620717411303424, at most 10000 are counted"):
+        language_model({**TEXT_DEFAULTS["llama"], "model_type": "llama", "num_hidden_layers": 1 << 70}, tied=False)
+
+
 @pytest.mark.parametrize("kind", [*TEXT_DEFAULTS, *VISION_DEFAULTS, *AUDIO_DEFAULTS])
 def test_defaults_are_those_of_transformers(kind: str) -> None:
     defaults = {**TEXT_DEFAULTS, **VISION_DEFAULTS, **AUDIO_DEFAULTS}[kind]

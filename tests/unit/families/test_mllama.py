@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from transformers.models.mllama import image_processing_pil_mllama as reference
 
+from tests.examples import examples
 from tests.unit.families.kit import clip, image, model_files
 from triptych.domain.embedding import DType, TensorSpec
 from triptych.errors import InvalidMedia
@@ -50,7 +51,7 @@ SIDES = st.integers(1, 6000)
 
 
 @pytest.mark.slow
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=examples(1000), deadline=None)
 @given(SIDES, SIDES)
 @example(560, 560)
 @example(1, 6000)
@@ -60,7 +61,7 @@ def test_tiles_equal_those_of_the_processor(width: int, height: int) -> None:
     assert Mllama.load(files()).tiles(width, height) == rows * columns
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.integers(1, 150), st.integers(1, 150), st.integers(1, 5))
 def test_tiles_equal_the_processors_output(width: int, height: int, most: int) -> None:
     ratios = [list(ratio) for ratio in arrangements(most)]

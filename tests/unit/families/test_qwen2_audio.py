@@ -6,6 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers import Qwen2AudioProcessor, WhisperFeatureExtractor
 
+from tests.examples import examples
 from tests.integration.families.harness import tokenizer
 from tests.unit.families.kit import clip, image, model_files
 from triptych.domain.embedding import DType, TensorSpec
@@ -55,7 +56,7 @@ def test_clips_are_counted_at_the_rate_of_the_model() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=examples(1000), deadline=None)
 @given(st.integers(321, 20_000))
 @example(16_000)
 def test_counts_equal_those_of_the_processor(samples: int) -> None:

@@ -14,6 +14,7 @@ from PIL import Image
 from transformers import Qwen2VLImageProcessorPil, Qwen3VLProcessor
 from transformers.video_utils import VideoMetadata
 
+from tests.examples import examples
 from tests.unit.families.video_processors import processed_size, sizing_processor
 from triptych.domain.embedding import DType, TensorSpec
 from triptych.domain.media import MediaInfo, Modality
@@ -161,7 +162,7 @@ def check_video(name: str, width: int, height: int, frames: int, fps: float) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLISHED)
 @given(width=sides, height=sides)
-@settings(max_examples=1000)
+@settings(max_examples=examples(1000))
 def test_images_have_as_many_tokens_as_in_transformers(name: str, width: int, height: int) -> None:
     check_image(name, width, height)
 
@@ -169,7 +170,7 @@ def test_images_have_as_many_tokens_as_in_transformers(name: str, width: int, he
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLISHED)
 @given(width=sides, height=sides, frames=lengths, fps=rates)
-@settings(max_examples=1000)
+@settings(max_examples=examples(1000))
 def test_videos_are_sampled_and_resized_as_in_transformers(
     name: str, width: int, height: int, frames: int, fps: float
 ) -> None:
@@ -178,7 +179,7 @@ def test_videos_are_sampled_and_resized_as_in_transformers(
 
 @pytest.mark.parametrize("name", sorted(VARIANTS.keys() - PUBLISHED))
 @given(width=sides, height=sides, frames=lengths, fps=rates)
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_other_settings_count_as_in_transformers(name: str, width: int, height: int, frames: int, fps: float) -> None:
     check_image(name, width, height)
     check_video(name, width, height, frames, fps)
@@ -196,7 +197,7 @@ def test_patch_counts_equal_those_of_the_processor(name: str, width: int, height
 
 @pytest.mark.parametrize("name", ["qwen3_vl", "qwen3_vl, capped"])
 @given(frames=st.integers(2, 900), fps=st.sampled_from([7.5, 25, 29.97]))
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_timestamps_in_a_prompt_equal_those_of_transformers(name: str, frames: int, fps: float) -> None:
     family, info = family_of(name), video(64, 48, frames, fps)
     grid = family.grid(info)

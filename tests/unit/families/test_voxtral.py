@@ -6,6 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers import VoxtralProcessor, WhisperFeatureExtractor
 
+from tests.examples import examples
 from tests.integration.families.harness import tokenizer
 from tests.unit.families.kit import clip, image, model_files
 from triptych.domain.embedding import DType, TensorSpec
@@ -47,7 +48,7 @@ _REAL = _processor(_extractor(feature_size=8, chunk_length=1), tokenizer("[AUDIO
 
 
 @pytest.mark.slow
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=examples(1000), deadline=None)
 @given(st.integers(1, 48_000))
 @example(16_000)
 @example(16_001)

@@ -16,7 +16,7 @@ from triptych.machine.stage_states import (
     OpeningFailed,
     OpensIn,
     OrderOvertaken,
-    Refuse,
+    RefuseOrder,
     StageStates,
     Switched,
     SwitchEffect,
@@ -67,20 +67,20 @@ def test_what_opens_is_closed_again_once_it_is_open() -> None:
 def test_a_stage_that_cannot_be_opened_ends_the_order_and_what_was_open_stays() -> None:
     states, error = StageStates(Role.E, Role.EPD), Unavailable("no memory")
     states.handle(OpensIn(P, 2.0), 0.0)
-    assert states.told == (ClosedStage(P, 2.0),)
+    assert states.closed == (ClosedStage(P, 2.0),)
     states.handle(wanted(Role.PD, 1), 0.0)
     assert states.handle(OpeningFailed(P, error), 1.0) == [GivenUp(error)]
     assert states.open == {E}
-    assert states.told == (ClosedStage(P, 2.0, "no memory"),)
+    assert states.closed == (ClosedStage(P, 2.0, "no memory"),)
     assert states.handle(Opened(D), 2.0) == [Close(D)], "it is not wanted any more"
     assert states.handle(Emptied(D), 3.0) == [], "it has not switched"
     assert states.open == states.in_use == {E}
     states.handle(wanted(Role.PD, 2), 4.0)
-    assert states.told == (ClosedStage(P, 2.0),), "it is tried again"
+    assert states.closed == (ClosedStage(P, 2.0),), "it is tried again"
     assert states.handle(Opened(P), 5.0) == []
     assert states.handle(Opened(D), 5.0) == [Close(E)]
     assert states.handle(Emptied(E), 6.0) == [Switched(2.0)]
-    assert not states.told
+    assert not states.closed
 
 
 def test_a_stage_that_cannot_be_opened_and_is_not_wanted_any_more_is_only_closed() -> None:
@@ -96,7 +96,7 @@ def test_orders_that_are_not_newer_are_refused(version: int) -> None:
     states = StageStates(Role.P, Role.PD)
     assert states.handle(wanted(Role.P, 5), 0.0) == [Switched(0.0)]
     (refused,) = states.handle(wanted(Role.D, version), 1.0)
-    assert isinstance(refused, Refuse)
+    assert isinstance(refused, RefuseOrder)
     assert isinstance(refused.error, Conflict)
     assert (states.open, states.version) == (Role.P.stages, 5)
 
@@ -105,7 +105,7 @@ def test_orders_that_are_not_newer_are_refused(version: int) -> None:
 def test_stages_that_it_cannot_serve_are_refused(stages: frozenset[Stage]) -> None:
     states = StageStates(Role.P, Role.PD)
     (refused,) = states.handle(SwitchWanted(stages, 1), 1.0)
-    assert isinstance(refused, Refuse)
+    assert isinstance(refused, RefuseOrder)
     assert isinstance(refused.error, InvalidRequest)
     assert (states.open, states.version) == (Role.P.stages, 0)
 
@@ -127,13 +127,13 @@ def test_whatever_comes_it_ends_as_the_last_order_wants(role: Role, widest: Role
     for number, event in enumerate(events):
         effects = states.handle(event, float(number))
         states.validate()
-        if isinstance(event, SwitchWanted) and not any(isinstance(effect, Refuse) for effect in effects):
+        if isinstance(event, SwitchWanted) and not any(isinstance(effect, RefuseOrder) for effect in effects):
             last = event.stages
         if any(isinstance(effect, GivenUp) for effect in effects):
             last = states.open
     pending: list[SwitchEffect] = [*map(Open, Stage), *map(Close, Stage)]
-    for one in [*pending, *pending]:
-        match one:
+    for effect in [*pending, *pending]:
+        match effect:
             case Open(stage):
                 states.handle(Opened(stage), 100.0)
             case Close(stage):

@@ -56,7 +56,7 @@ def test_what_no_row_says_stays() -> None:
     found = calibrate(encoder_samples(profile, ENCODER, START), START, "a test").efficiency
     assert found.compute == pytest.approx(0.3, rel=0.05)
     assert found.bandwidth == pytest.approx(START.device.efficiency.bandwidth, rel=0.2)
-    assert found.layer_s == START.device.efficiency.layer_s == 0
+    assert found.encode_layer_s == START.device.efficiency.encode_layer_s == 0
 
 
 def test_rows_of_other_items_are_left_out_and_too_few_are_refused() -> None:

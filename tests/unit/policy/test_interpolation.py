@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.unit.policy.profiles import DECODER, ENCODER
@@ -54,6 +54,9 @@ def test_nothing_measured_is_an_error() -> None:
         Surface([])
 
 
+@example(  # two lines cross between the points, and the third is the last
+    rows=[(3, 5, 315876.0), (2, 4, 29007.0), (29, 1, 1.0), (33, 1, 459460.0)], x=34.0, y=16.0, dx=1.0, dy=0.0
+)
 @given(rows=ROWS, x=PLACES, y=PLACES, dx=st.floats(0, 50), dy=st.floats(0, 50))
 def test_more_work_never_costs_less(
     rows: list[tuple[int, int, float]], x: float, y: float, dx: float, dy: float

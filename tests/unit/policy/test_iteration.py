@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triptych.policy.iteration import Iteration, by_turns, plan_iteration
-from triptych.policy.queueing import AGEING_S, Turn, by_slo
+from triptych.domain.queue_position import AGEING_S, QueuePosition
+from triptych.policy.iteration import Iteration, by_queue_position, plan_iteration
+from triptych.policy.queueing import by_slo
 
 PREFILL, ENCODE = Iteration(prefill=True, encode=False), Iteration(prefill=False, encode=True)
 PATIENCE_S = 0.5
@@ -82,12 +83,14 @@ def test_neither_stage_waits_longer_than_its_bound(
 
 
 def test_what_is_due_first_goes_first() -> None:
-    early, late = Turn(0, 1.0, 7), Turn(0, 2.0, 3)
-    assert by_turns(prompt=early, item=late) == PREFILL
-    assert by_turns(prompt=late, item=early) == ENCODE
-    assert by_turns(prompt=Turn(0, 1.0, 0), item=Turn(-1, 9.0, 1)) == ENCODE, "priority before all else"
-    assert by_turns(prompt=None, item=late) == ENCODE
-    assert by_turns(prompt=late, item=None) == by_turns(prompt=None, item=None) == PREFILL
+    early, late = QueuePosition(0, 1.0, 7), QueuePosition(0, 2.0, 3)
+    assert by_queue_position(prompt=early, item=late) == PREFILL
+    assert by_queue_position(prompt=late, item=early) == ENCODE
+    assert by_queue_position(prompt=QueuePosition(0, 1.0, 0), item=QueuePosition(-1, 9.0, 1)) == ENCODE, (
+        "priority before all else"
+    )
+    assert by_queue_position(prompt=None, item=late) == ENCODE
+    assert by_queue_position(prompt=late, item=None) == by_queue_position(prompt=None, item=None) == PREFILL
 
 
 @given(st.floats(0, 600), st.floats(0.1, 600))
@@ -95,4 +98,4 @@ def test_an_item_passes_prompts_that_came_long_after_it(arrived_s: float, object
     item = by_slo(priority=0, deadline_s=2000, arrived_s=arrived_s, arrival=0, due_s=arrived_s + objective_s)
     later_s = arrived_s + AGEING_S + 1
     prompt = by_slo(priority=0, deadline_s=2000, arrived_s=later_s, arrival=1, due_s=later_s)
-    assert by_turns(prompt=prompt, item=item) == ENCODE
+    assert by_queue_position(prompt=prompt, item=item) == ENCODE

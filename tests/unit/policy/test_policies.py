@@ -2,12 +2,13 @@ from dataclasses import fields
 
 import pytest
 
+from triptych.domain.queue_position import AGEING_S, QueuePosition
 from triptych.policy.placement.policy import PLACEMENTS
 from triptych.policy.policies import (
     ADMISSIONS,
     DEADLINES,
     DISPATCHES,
-    HANDOFFS,
+    KV_TRANSFERS,
     LENDINGS,
     ORDERINGS,
     PREFIXES,
@@ -17,7 +18,6 @@ from triptych.policy.policies import (
     Policies,
     PolicyNames,
 )
-from triptych.policy.queueing import AGEING_S, Turn
 
 NAMES = {
     "encoder_routing": "least-loaded",
@@ -28,7 +28,7 @@ NAMES = {
     "deadlines": "admit",
     "tenants": "none",
     "dispatch": "prefix",
-    "handoff": "by-need",
+    "kv_transfer": "by-need",
     "lending": "idle",
     "prefixes": "by-cost",
 }
@@ -43,7 +43,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones(kind: str) -> None:
         "deadlines": DEADLINES,
         "tenants": TENANTS,
         "dispatch": DISPATCHES,
-        "handoff": HANDOFFS,
+        "kv_transfer": KV_TRANSFERS,
         "lending": LENDINGS,
         "prefixes": PREFIXES,
     }
@@ -63,7 +63,7 @@ def test_first_come_orders_by_priority_and_arrival_only() -> None:
     early = ordering(priority=1, deadline_s=900.0, arrived_s=0.0, arrival=1)
     assert early < ordering(priority=1, deadline_s=1.0, arrived_s=0.0, arrival=2)
     assert ordering(priority=0, deadline_s=900.0, arrived_s=9.0, arrival=3) < early
-    assert isinstance(early, Turn)
+    assert isinstance(early, QueuePosition)
 
 
 @pytest.mark.parametrize("ordering", ORDERINGS.values(), ids=ORDERINGS.keys())
@@ -80,12 +80,12 @@ def test_every_ordering_puts_priority_first_and_lets_nothing_be_overtaken_by_wha
 def test_the_orderings_differ_in_what_comes_first() -> None:
     def first(name: str, now_s: float) -> str:
         ordering = ORDERINGS[name]
-        turns = {
+        queue_positions = {
             "long": ordering(priority=0, deadline_s=900.0, arrived_s=0.0, arrival=0, due_s=8.0, needs_s=2.0),
             "short": ordering(priority=0, deadline_s=900.0, arrived_s=1.0, arrival=1, due_s=5.0, needs_s=1.0),
             "hurried": ordering(priority=0, deadline_s=10.0, arrived_s=2.0, arrival=2, due_s=20.0, needs_s=9.5),
         }
-        return min(turns, key=lambda one: turns[one].at(now_s))
+        return min(queue_positions, key=lambda one: queue_positions[one].at(now_s))
 
     assert {name: first(name, 3.0) for name in ORDERINGS} == {
         "slo": "short",

@@ -4,12 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triptych.domain.queue_position import QueuePosition
+from triptych.domain.queue_position import AGEING_S, QueuePosition, RelativeQueuePosition
 from triptych.policy.queueing import (
-    AGEING_S,
     PATIENCE_S,
     SHARE_NBYTES_PER_S,
-    Turn,
     after_share,
     as_called,
     batch_length,
@@ -18,20 +16,20 @@ from triptych.policy.queueing import (
 )
 
 
-def arrived(at_s: float, deadline_s: float, arrival: int, priority: int = 0) -> Turn:
+def arrived(at_s: float, deadline_s: float, arrival: int, priority: int = 0) -> QueuePosition:
     return by_deadline(priority=priority, deadline_s=deadline_s, arrived_s=at_s, arrival=arrival)
 
 
 def objective(
     at_s: float, due_s: float, arrival: int, *, priority: int = 0, deadline_s: float = 600.0, needs_s: float = 0.0
-) -> Turn:
+) -> QueuePosition:
     return by_slo(
         priority=priority, deadline_s=deadline_s, arrived_s=at_s, arrival=arrival, due_s=due_s, needs_s=needs_s
     )
 
 
-def in_order(turns: list[Turn], now_s: float) -> list[int]:
-    return [one.arrival for one in sorted(one.at(now_s) for one in turns)]
+def in_order(queue_positions: list[QueuePosition], now_s: float) -> list[int]:
+    return [one.arrival for one in sorted(one.at(now_s) for one in queue_positions)]
 
 
 def test_with_equal_timeouts_a_short_request_passes_a_long_one_that_came_before_it() -> None:
@@ -41,10 +39,12 @@ def test_with_equal_timeouts_a_short_request_passes_a_long_one_that_came_before_
 
 
 def test_what_is_lost_goes_behind_what_can_still_be_met_and_keeps_its_order() -> None:
-    turns = [objective(0.0, 4.0, 0, needs_s=1.0), objective(1.0, 3.5, 1, needs_s=1.0), objective(2.0, 5.5, 2)]
-    assert in_order(turns, 2.5) == [1, 0, 2], "at the last moment to begin it is not lost"
-    assert in_order(turns, 2.6) == [0, 2, 1]
-    assert in_order(turns, 3.1) == [2, 1, 0], "those that are lost go by arrival and four times their objectives"
+    queue_positions = [objective(0.0, 4.0, 0, needs_s=1.0), objective(1.0, 3.5, 1, needs_s=1.0), objective(2.0, 5.5, 2)]
+    assert in_order(queue_positions, 2.5) == [1, 0, 2], "at the last moment to begin it is not lost"
+    assert in_order(queue_positions, 2.6) == [0, 2, 1]
+    assert in_order(queue_positions, 3.1) == [2, 1, 0], (
+        "those that are lost go by arrival and four times their objectives"
+    )
 
 
 def test_what_is_lost_is_not_overtaken_by_what_came_much_later() -> None:
@@ -81,11 +81,11 @@ def test_late_requests_go_by_age_and_by_what_they_need() -> None:
 def test_a_late_request_is_passed_for_a_bounded_time(
     at_s: float, objective_s: float, timeout_s: float, needs_s: float
 ) -> None:
-    turn = objective(at_s, at_s + objective_s, 0, deadline_s=at_s + timeout_s, needs_s=needs_s)
+    queue_position = objective(at_s, at_s + objective_s, 0, deadline_s=at_s + timeout_s, needs_s=needs_s)
     if objective_s < timeout_s:
-        assert turn.aged_s <= at_s + objective_s + PATIENCE_S
-    assert turn.due_s <= turn.aged_s <= at_s + AGEING_S
-    assert turn.at(inf).at(inf) == turn.at(inf)
+        assert queue_position.aged_s <= at_s + objective_s + PATIENCE_S
+    assert queue_position.due_s <= queue_position.aged_s <= at_s + AGEING_S
+    assert queue_position.at(inf).at(inf) == queue_position.at(inf)
 
 
 def test_what_has_missed_its_objective_ages_with_its_deadline_and_does_not_starve_until_then() -> None:
@@ -119,7 +119,7 @@ def test_an_instance_orders_a_call_as_its_caller_does_on_another_clock(
         deadline_s=ahead_s + 600.0,
         arrived_s=now_s + ahead_s,
         arrival=7,
-        position=here.position(now_s),
+        position=here.relative(now_s),
     )
     assert there.aged_s == pytest.approx(here.aged_s + ahead_s)
     assert there.due_s == pytest.approx(here.due_s + ahead_s)
@@ -127,13 +127,13 @@ def test_an_instance_orders_a_call_as_its_caller_does_on_another_clock(
 
 
 def test_a_call_without_durations_goes_by_its_deadline() -> None:
-    called = as_called(priority=1, deadline_s=9.0, arrived_s=2.0, arrival=3, position=QueuePosition())
+    called = as_called(priority=1, deadline_s=9.0, arrived_s=2.0, arrival=3, position=RelativeQueuePosition())
     assert called == arrived(2.0, 9.0, 3, priority=1)
 
 
 def test_what_is_never_lost_keeps_its_position() -> None:
-    called = as_called(priority=0, deadline_s=9.0, arrived_s=2.0, arrival=3, position=QueuePosition(1.0))
-    assert (called.at(1e6), called.position(5.0).lost_in_s) == (called, None)
+    called = as_called(priority=0, deadline_s=9.0, arrived_s=2.0, arrival=3, position=RelativeQueuePosition(1.0))
+    assert (called.at(1e6), called.relative(5.0).lost_in_s) == (called, None)
 
 
 def test_the_earliest_deadline_is_first_and_ties_go_by_arrival() -> None:
@@ -163,7 +163,7 @@ def test_a_request_is_not_overtaken_by_much_later_ones_of_its_priority(
 ) -> None:
     """``objective_s``: of every other request; the others, or all, go by their deadlines."""
     came = sorted(requests)
-    turns = [
+    queue_positions = [
         arrived(at_s, at_s + timeout_s, n, priority)
         if objective_s is None or n % 2
         else objective(at_s, at_s + objective_s, n, priority=priority, deadline_s=at_s + timeout_s, needs_s=service_s)
@@ -175,7 +175,7 @@ def test_a_request_is_not_overtaken_by_much_later_ones_of_its_priority(
             waiting.append(at)
             at += 1
         if waiting:
-            served.append(min(waiting, key=lambda one: turns[one].at(now_s)))
+            served.append(min(waiting, key=lambda one: queue_positions[one].at(now_s)))
             waiting.remove(served[-1])
         now_s += service_s
     for place, one in enumerate(served):
@@ -187,7 +187,7 @@ def test_a_request_is_not_overtaken_by_much_later_ones_of_its_priority(
 
 
 def test_a_request_with_many_pulled_bytes_is_less_urgent_within_its_priority() -> None:
-    huge, small, behind = Turn(0, 10.0, 0), Turn(0, 10.5, 1), Turn(1, 0.0, 2)
+    huge, small, behind = QueuePosition(0, 10.0, 0), QueuePosition(0, 10.5, 1), QueuePosition(1, 0.0, 2)
     assert huge < small
     assert small < after_share(huge, SHARE_NBYTES_PER_S) < behind
     assert after_share(huge, 0) == huge

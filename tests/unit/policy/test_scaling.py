@@ -60,8 +60,8 @@ def test_a_pool_has_as_many_replicas_as_its_load_needs() -> None:
 
 
 def test_the_larger_of_the_short_and_the_long_window_counts() -> None:
-    for one in (PoolLoad(0, 301, 100, 0, 0, 1), PoolLoad(0, 100, 301, 0, 0, 1)):
-        assert decide(replace(VIEW, load=one), LIMITS).target == 4
+    for load in (PoolLoad(0, 301, 100, 0, 0, 1), PoolLoad(0, 100, 301, 0, 0, 1)):
+        assert decide(replace(VIEW, load=load), LIMITS).target == 4
 
 
 def test_a_burst_of_seconds_counts_only_with_a_sign_of_pressure() -> None:

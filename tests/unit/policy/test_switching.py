@@ -168,8 +168,8 @@ def test_no_switch_is_undone_at_once(stages: tuple[StageView, ...]) -> None:
 def test_what_is_late_falls_with_more_instances(
     stages: tuple[StageView, ...], instances: int, horizon_s: float
 ) -> None:
-    for one in stages:
-        assert one.late_s(instances + 1, horizon_s) <= one.late_s(instances, horizon_s) + 1e-6
+    for stage in stages:
+        assert stage.late_s(instances + 1, horizon_s) <= stage.late_s(instances, horizon_s) + 1e-6
 
 
 def test_an_instance_that_must_load_first_is_taken_last_and_not_for_little() -> None:

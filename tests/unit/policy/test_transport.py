@@ -1,4 +1,4 @@
-from triptych.policy.transport import Endpoint, rank_backends
+from triptych.policy.transport import Endpoint, far_first, rank_backends, usual
 
 
 def order(reader: list[Endpoint], holder: list[Endpoint], preferred: str | None = None) -> list[str]:
@@ -37,3 +37,12 @@ def test_the_reason_distinguishes_one_host_from_two() -> None:
     [near] = rank_backends([Endpoint("nixl", "a")], [Endpoint("nixl", "a")], None)
     [far] = rank_backends([Endpoint("nixl", "a", rdma=True)], [Endpoint("nixl", "b", rdma=True)], None)
     assert (near.reason[:9], far.reason) == ("same host", "both hosts have RDMA")
+
+
+def test_the_usual_transports_leave_out_what_tls_does_not_cover() -> None:
+    assert usual(under_tls=False) == ("shm", "nixl", "tcp")
+    assert usual(under_tls=True) == ("shm", "tcp")
+
+
+def test_between_hosts_those_that_reach_all_come_first() -> None:
+    assert far_first() == ("memory", "tcp", "nixl")

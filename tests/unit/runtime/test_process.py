@@ -11,8 +11,10 @@ import pytest
 
 pytestmark = pytest.mark.slow
 APP = """
-import asyncio, contextlib, sys
+import asyncio, contextlib, gc, sys
 from triptych.runtime.process import run
+
+USUAL = gc.get_threshold()
 
 class Service:
     async def missing(self):
@@ -24,6 +26,7 @@ class Service:
         print("drained", flush=True)
 
     async def failed(self):
+        assert gc.get_threshold() == USUAL
         print("up", flush=True)
         await asyncio.sleep(float(sys.argv[3]))
         return "heart"

@@ -22,16 +22,15 @@ from triptych.policy.iteration import ImageBudget
 from triptych.ports import Encoder
 from triptych.runtime.tasks import TaskScope
 from triptych.services.encoder import build as encoders
-from triptych.services.encoder.build import LoadedEncoder
 from triptych.services.encoder.embedding_files import EmbeddingFiles
 from triptych.services.encoder.record import Record as EncoderRecord
-from triptych.services.encoder.service import EncoderService
+from triptych.services.encoder.service import EncoderService, LoadedEncoder
 from triptych.services.encoder.settings import EncoderSettings
 from triptych.services.text import build as texts
-from triptych.services.text.build import Instance, LoadedText
+from triptych.services.text.build import Instance
 from triptych.services.text.encoder_part import EncoderPart
 from triptych.services.text.record import NO_RECORD, NO_SWITCH_RECORD, Record, SwitchRecord
-from triptych.services.text.service import TextService
+from triptych.services.text.service import LoadedText, TextService
 from triptych.services.text.settings import TextSettings
 from triptych.testing.fake_kv import Spliced, answer_tokens
 from triptych.testing.fakes import (
@@ -169,9 +168,8 @@ def encoder_settings(slots: int = 64, max_pull_s: float = 1.0, **settings: Any) 
 
 
 def loaded_encoder(
-    engine: FakeEncoderEngine | None, thread: InlineOffload | None = None, files: EmbeddingFiles | None = None
-) -> LoadedEncoder:
-    engine = engine or FakeEncoderEngine(tokens_of=lambda info: 2 * info.width)
+    engine: FakeEncoderEngine, thread: InlineOffload | None = None, files: EmbeddingFiles | None = None
+) -> LoadedEncoder[FakePrepared]:
     return LoadedEncoder(engine, ENCODER_IDENTITY, thread or InlineOffload(1), InlineOffload(2), 2, files)
 
 
@@ -188,10 +186,11 @@ async def encoder_instance(
 ) -> AsyncIterator[EncoderInstance]:
     """Checks at the end that nothing leaked. ``settings``: as ``encoder_settings``."""
     counts, world = FilesCount(), virtual_world(instance_id, epoch)
+    engine = engine or FakeEncoderEngine(tokens_of=lambda info: 2 * info.width)
     loaded = loaded_encoder(engine, files=files)
     plane = DamagingDataPlane(network or MemoryNetwork(), _nobody)
     async with encoders.build(encoder_settings(**settings), world, plane, loaded, record=counts) as built:
-        instance = EncoderInstance(built.service, loaded.engine, built.store, world.scope, files=counts)
+        instance = EncoderInstance(built.service, engine, built.store, world.scope, files=counts)
         yield instance
         if settle:
             await instance.settled()
@@ -204,7 +203,7 @@ class TextInstance:
     receiver: TensorReceiver
     scope: TaskScope
     store: ArenaStore | None = None
-    """Of keys and values that it hands over."""
+    """Of keys and values that it transfers."""
     lasting_tasks: int = LASTING_TASKS
 
     async def settled(self) -> None:
@@ -237,7 +236,7 @@ async def text_instance(
     **settings: Any,
 ) -> AsyncIterator[TextInstance]:
     """``slots``: how many embeddings of ITEM_TOKENS tokens the cache holds. ``kv_bytes``: size of the arena for keys and values
-    that it hands over; 0 for none.
+    that it transfers; 0 for none.
 
     Checks at the end that nothing leaked.
     """
@@ -411,6 +410,7 @@ async def hybrid_instances(
 ) -> AsyncIterator[HybridInstances]:
     """One instance, which encodes with batches of ``budget`` in the thread of its text engine, or ``at_once`` in its own."""
     thread, network = InlineOffload(1), MemoryNetwork()
+    vision = vision or FakeEncoderEngine(tokens_of=lambda info: 2 * info.width)
     loaded = loaded_encoder(vision, None if at_once else thread)
     made = _instance(
         network,
@@ -423,11 +423,11 @@ async def hybrid_instances(
         role=role,
         **text,
     )
-    async with made as (texts, whole):
+    async with made as (made_text, whole):
         assert whole.encoder is not None
         built = whole.encoder
-        both = EncoderInstance(built.service, loaded.engine, built.store, texts.scope, texts.lasting_tasks)
-        yield HybridInstances(both, texts, whole)
+        both = EncoderInstance(built.service, vision, built.store, made_text.scope, made_text.lasting_tasks)
+        yield HybridInstances(both, made_text, whole)
         await both.settled()
 
 

@@ -6,12 +6,12 @@ from hashlib import blake2b
 import pytest
 
 from triptych.domain.continuation import ContinuedChoice
+from triptych.domain.engine import EmbeddingInput, EngineRequest
 from triptych.domain.generation import FinishReason
 from triptych.domain.kv_segment import KvSegment
 from triptych.domain.media import MediaInfo, Modality
 from triptych.domain.sampling import SamplingParams
 from triptych.errors import ContextTooLong, EngineFailure, InvalidMedia, InvalidRequest
-from triptych.ports import EmbeddingInput, EngineRequest
 from triptych.testing import virtual_time
 from triptych.testing.fake_kv import Spliced, answer_tokens
 from triptych.testing.fakes import (
@@ -143,7 +143,7 @@ def test_failures_are_injected() -> None:
     assert set(drain(text)) == {"b"}
 
 
-def handed_over(
+def kv_transferred(
     request: EngineRequest, spoil: Callable[[int, bytearray], bytearray | None], *, ends: bool = True
 ) -> tuple[list[int], int]:
     """The answer of an engine that goes on with segments of another, and the number of tokens that the other gave.
@@ -154,20 +154,20 @@ def handed_over(
     source.add(replace(request, pauses=True))
     begun = drain(source)["r"]
     assert source.has_work
-    kind, computed = source.kv_kind, source.computed("r", 0)
+    kind, computed = source.kv.kind, source.kv.computed("r", 0)
     assert kind is not None
     assert computed == len(request.token_ids)
     target.add(replace(request, continued=(ContinuedChoice(0, tuple(begun)),), arriving=computed))
     assert target.step() == []
-    assert target.awaiting == {("r", 0)}
+    assert target.kv.awaiting == {("r", 0)}
     for index, first in enumerate(range(0, computed, kind.segment_tokens)):
         segment = KvSegment(kind, first, min(kind.segment_tokens, computed - first))
         memory = bytearray(segment.nbytes)
-        assert source.pack("r", 0, segment, memoryview(memory))
+        assert source.kv.pack("r", 0, segment, memoryview(memory))
         if (came := spoil(index, memory)) is not None:
-            target.unpack("r", 0, segment, memoryview(came))
+            target.kv.unpack("r", 0, segment, memoryview(came))
     if ends:
-        target.arrived("r")
+        target.kv.arrived("r")
     return begun + drain(target).get("r", []), len(begun)
 
 
@@ -182,16 +182,16 @@ def alone(request: EngineRequest) -> list[int]:
 
 
 def test_an_answer_is_the_same_from_another_engines_keys_and_values() -> None:
-    answer, begun = handed_over(a_request(), lambda index, memory: memory, ends=False)
+    answer, begun = kv_transferred(a_request(), lambda index, memory: memory, ends=False)
     assert answer == alone(a_request())
     assert begun == 1
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
 def test_positions_of_a_segment_that_does_not_come_are_computed(lost: int) -> None:
-    answer, _ = handed_over(a_request(), lambda index, memory: memory if index != lost else None)
+    answer, _ = kv_transferred(a_request(), lambda index, memory: memory if index != lost else None)
     assert answer == alone(a_request())
-    answer, begun = handed_over(a_request(), lambda index, memory: memory if index != lost else None, ends=False)
+    answer, begun = kv_transferred(a_request(), lambda index, memory: memory if index != lost else None, ends=False)
     assert len(answer) == begun, "until it is told that no more come"
 
 
@@ -208,7 +208,7 @@ def test_positions_of_a_segment_that_does_not_come_are_computed(lost: int) -> No
     ids=["reversed", "zeros", "moved", "keys as values", "one bit"],
 )
 def test_every_wrong_segment_changes_the_answer(index: int, harm: Callable[[bytearray], bytearray]) -> None:
-    answer, _ = handed_over(a_request(), lambda at, memory: harm(memory) if at == index else memory)
+    answer, _ = kv_transferred(a_request(), lambda at, memory: harm(memory) if at == index else memory)
     assert answer != alone(a_request())
 
 
@@ -222,7 +222,7 @@ def test_a_preempted_arrival_is_computed_and_a_preempted_paused_answer_stays_out
     engine.add(replace(a_request(), pauses=True))
     engine.step()
     engine.preempt("r")
-    assert engine.computed("r", 0) == 0
+    assert engine.kv.computed("r", 0) == 0
     assert not engine.can_step
     assert engine.has_work
 

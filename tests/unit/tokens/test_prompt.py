@@ -8,6 +8,7 @@ from PIL import Image
 from transformers import LlavaProcessor
 
 import triptych
+from tests.examples import examples
 from tests.unit.tokens.published_templates import TEMPLATES
 from triptych.domain.chat import MediaPart, Message, SpeakerRole, TextPart
 from triptych.domain.media import MediaInfo, Modality
@@ -91,7 +92,7 @@ conversations = st.lists(
 
 
 @given(messages=conversations)
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_token_ids_equal_those_of_transformers(
     builders: list[tuple[PromptBuilder, Any]], messages: list[Message]
 ) -> None:

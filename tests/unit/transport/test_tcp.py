@@ -17,7 +17,7 @@ from triptych.errors import TransferFailed
 from triptych.runtime import listening as listening_sockets
 from triptych.transport import tcp
 from triptych.transport.arena import HostArena
-from triptych.transport.tcp_holder import Serving, TcpLimits
+from triptych.transport.tcp_holder import ReaderConnection, TcpLimits
 from triptych.transport.tcp_reader import TcpPeer
 from triptych.transport.tcp_wire import Read
 
@@ -84,7 +84,7 @@ class Broken(asyncio.Transport):
 async def test_a_holder_stops_writing_when_its_reader_is_gone() -> None:
     nbytes = 4 << 20
     arena = HostArena(8 << 20, instance_id="holder", epoch=1)
-    serving = Serving(arena, lambda *_: True, TcpLimits(max_pull_s=5), begun=lambda _: None)
+    serving = ReaderConnection(arena, lambda *_: True, TcpLimits(max_pull_s=5), begun=lambda _: None)
     connection = Broken()
     serving.connection_made(connection)
     serving.data_received(Read(1, bytes(range(16)), arena.base, nbytes).pack())

@@ -60,7 +60,7 @@ from triptych.domain.pool import (
     Watch,
 )
 from triptych.domain.profile import ProfileIdentity
-from triptych.domain.queue_position import QueuePosition
+from triptych.domain.queue_position import RelativeQueuePosition
 from triptych.domain.resolving import ResolvedItem, ResolveRequest
 from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
 from triptych.domain.scaling import PoolName, ProcessPhase, ScaledInstance, ScaledPool
@@ -209,7 +209,7 @@ CHAT = st.builds(
     priority=I64,
     continued=CONTINUED,
 )
-POSITION = st.builds(QueuePosition, st.none() | LEFT_S, st.none() | LEFT_S, st.none() | LEFT_S, LEFT_S)
+POSITION = st.builds(RelativeQueuePosition, st.none() | LEFT_S, st.none() | LEFT_S, st.none() | LEFT_S, LEFT_S)
 TEXT_REQUEST = st.builds(
     TextRequest,
     request_id=TEXT,

@@ -37,7 +37,7 @@ from triptych.domain.profile import (
 from triptych.domain.stage import ModelPart, Stage
 from triptych.policy.costs import MAX_DRIFT
 from triptych.policy.interpolation import held_out_errors
-from triptych.policy.transport import BETWEEN_PROCESSES
+from triptych.policy.transport import between_processes
 from triptych.runtime.profiles import read_profile, write_profile
 
 PARTIAL = ".partial"
@@ -146,7 +146,7 @@ class PartRun:
         if self._part is ModelPart.ENCODER and not self._profile.transfer:
             for row in measure_transfers(_QUICK_SIZES if self._job.quick else _SIZES):
                 self._add("transfer", row)
-            if missing := sorted({*BETWEEN_PROCESSES} - {row.backend for row in self._profile.transfer}):
+            if missing := sorted({*between_processes()} - {row.backend for row in self._profile.transfer}):
                 self._console.print(f"not measured, as they do not work here: {', '.join(missing)}")
         return self._finished()
 

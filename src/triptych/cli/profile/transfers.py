@@ -9,7 +9,7 @@ from statistics import median
 from triptych.domain.embedding import DType, Tensor, TensorSpec, Ticket
 from triptych.domain.profile import TransferRow
 from triptych.errors import TriptychError
-from triptych.policy.transport import BETWEEN_PROCESSES
+from triptych.policy.transport import between_processes
 from triptych.ports import Arena
 from triptych.runtime.host import machine_name
 from triptych.transport.arena import HostArena
@@ -32,7 +32,7 @@ def measure_transfers(sizes: Sequence[int]) -> list[TransferRow]:
 
 async def _measure(sizes: Sequence[int]) -> list[TransferRow]:
     rows: list[TransferRow] = []
-    for backend in BETWEEN_PROCESSES:
+    for backend in between_processes():
         arenas = [
             HostArena(max(sizes) + _MARGIN_NBYTES, instance_id=f"profile-{side}", epoch=1)
             for side in ("holder", "reader")

@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from triptych.domain.engine import ScoredToken, Scores
 from triptych.engine.decoder.sequence import EngineSequence
 from triptych.engine.tensors import argmax
-from triptych.ports import ScoredToken, Scores
 
 _CHUNK = 1 << 17
 """Float64 values computed at once on a CPU, so that they fit its cache."""

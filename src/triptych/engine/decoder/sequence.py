@@ -7,14 +7,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from triptych.domain.engine import EngineRequest
 from triptych.domain.sampling import SamplingParams
 from triptych.engine.families.adapters import DecoderAdapter, PlacedItem, PromptPlan
-from triptych.engine.request_checks import RequestLimits, check_request
+from triptych.engine.request_checks import PromptLimits, check_request
 from triptych.engine.tensors import embedding_tensors
 from triptych.errors import InvalidRequest
 from triptych.machine.text.prefix_hashes import BlockHashes, KeyedItem, PrefixHashes
 from triptych.machine.text.sequence import Sequence as Scheduled
-from triptych.ports import EngineRequest, TokenGrammar
+from triptych.ports import TokenGrammar
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -58,7 +59,7 @@ class EngineSequence(Scheduled):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    request: RequestLimits
+    request: PromptLimits
     kv_blocks: int
     block_tokens: int
     blocks_for: Callable[[int], int]
@@ -107,7 +108,7 @@ def accept(
             token_ids=list(checked.token_ids),
             prompt_tokens=prompt,
             max_tokens=max_tokens,
-            turn=request.turn,
+            queue_position=request.queue_position,
             bidirectional=plan.bidirectional,
             prefix_hashes=prefix_hashes.fork() if prefix_hashes is not None else None,
             plan=plan,

@@ -6,32 +6,35 @@ from collections.abc import Set as AbstractSet
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
 
 from triptych.domain.embedding import TensorSpec
+from triptych.domain.engine import EngineOutput, EngineRequest
 from triptych.domain.generation import FinishReason
 from triptych.domain.instance import ModelInfo
-from triptych.domain.kv_segment import KvCopies, KvKind, KvSegment
+from triptych.domain.kv_segment import KvCopies
+from triptych.domain.queue_position import QueuePosition
 from triptych.domain.stage import ModelPart
 from triptych.engine.checkpoint import DTYPES, Checkpoint, open_checkpoint
 from triptych.engine.compute import ComputeOptions
 from triptych.engine.decoder.cuda_graphs import GraphOptions
+from triptych.engine.decoder.kv_access import BlockKvAccess
 from triptych.engine.decoder.kv_mover import KvMover
 from triptych.engine.decoder.model_runner import ForwardInput, ForwardOutput, ModelRunner
 from triptych.engine.decoder.options import EngineOptions
 from triptych.engine.decoder.sampling import Sampled, sample
 from triptych.engine.decoder.sequence import EngineSequence, Limits, accept
-from triptych.engine.decoder.setup import KvOptions, build_runner
+from triptych.engine.decoder.setup import DecoderSetup, KvOptions, build_runner
 from triptych.engine.families.adapters import CachingDecoderAdapter
 from triptych.engine.families.registry import adapters_of
 from triptych.engine.fastest_products import choose_products, load_copies, unload_copies
 from triptych.engine.measuring import TextProbe
 from triptych.engine.part_weights import PartWeights
 from triptych.engine.prefill_budget import PrefillBudget, measured_budget
-from triptych.engine.request_checks import RequestLimits
+from triptych.engine.request_checks import PromptLimits
 from triptych.engine.torch_process import prepare_torch
 from triptych.engine.weight_loading import load_part
 from triptych.engine.worker_threads import WorkerThreads
@@ -39,10 +42,8 @@ from triptych.errors import EngineFailure, InvalidRequest, Overloaded, TriptychE
 from triptych.families.model_files import BadModel
 from triptych.machine.text.host_copies import HostCopies
 from triptych.machine.text.kv_blocks import KvBlocks
-from triptych.machine.text.running_batch import BatchLimits, Move, Part, RunningBatch, Step
+from triptych.machine.text.running_batch import Move, RunningBatch, Step, StepLimits, StepPart
 from triptych.policy.batching import MEASURED_SHARE, largest_within
-from triptych.policy.queueing import Turn
-from triptych.ports import EngineOutput, EngineRequest
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ _MEASURED_TOKENS = 64
 
 
 class TransformersTextEngine:
-    """A ``HandingTextEngine`` that can share its device. Reads ``model_dir`` once, at construction. Raises BadModel.
+    """``ports.TextEngine`` and ``ports.DeviceSharing``. Reads ``model_dir`` once, at construction. Raises BadModel.
 
     A request starts when there is KV memory for its prompt; until then it waits holding none, in turn. When memory runs
     out, the latest sequence is preempted: it frees its memory, and goes on later with the same answer, from a copy in host
@@ -87,47 +88,20 @@ class TransformersTextEngine:
         self.weights_nbytes = sum(parameter.nbytes for parameter in model.parameters())
         """Bytes of the part's weights as loaded, without packed copies."""
         self.weights = PartWeights(model, checkpoint) if can_unload else None
-        """Weights where they can be unloaded: between ``before_unload`` and ``after_load``."""
         self._adapter = adapters.decoder(model, checkpoint)
-        threads = None if options.enforce_eager else _kernel_threads(compute)
         if isinstance(self._adapter, CachingDecoderAdapter):
             self._adapter.keep_at_most(options.cross_cache_bytes)
         decoder: Any = self._adapter.decoder
         self._model_info = checkpoint.model_info(model_id=model_id, dtype=DTYPES[compute.dtype])
         context_length = self._model_info.context_length
-        graphs = (
-            None
-            if options.enforce_eager
-            else GraphOptions(max_sequences, context_length, options.most_step_tokens, options.compile_passes)
-        )
-        setup = build_runner(
-            self._adapter,
-            options.kv_cache_bytes,
-            device=self._device,
-            options=kv or KvOptions(),
-            model_revision=self._model_info.revision,
-            graphs=graphs,
-            threads=threads,
-        )
-        computing = nn.ModuleList([model, *setup.joined])
-        choose_products(
-            computing,
-            most_packed_nbytes=compute.packed_weight_bytes,
-            without=[layer for joined in setup.joined for layer in joined.parts],
-            threads=threads,
-        )
-        if setup.cache is None and options.preempted_kv_bytes:
-            raise BadModel(
-                f"preempted_kv_bytes is {options.preempted_kv_bytes}: layers of the kinds {sorted(set(decoder.config.layer_types))}"
-                " have state outside of KV blocks, which cannot be copied"
-            )
+        setup, computing = self._set_up(model, options, compute, kv or KvOptions())
         self._captured_at = None if self.weights is None else self.weights.address
         self._made = setup
         self._runner: ModelRunner = setup.runner
         self._mover = KvMover(setup.cache) if setup.cache is not None else None
         self._batch = self._new_batch(PrefillBudget(options.most_step_tokens), max_sequences)
         self._limits = Limits(
-            RequestLimits(
+            PromptLimits(
                 context_length=context_length,
                 vocabulary=self._vocabulary(),
                 embeddings=decoder.get_input_embeddings().num_embeddings,
@@ -146,10 +120,53 @@ class TransformersTextEngine:
         budget = self._chosen_budget(options)
         copies = self._host_copies(options)
         self._batch = self._new_batch(budget, max_sequences, copies)  # with an empty prefix cache
+        self.kv = None if self._mover is None else BlockKvAccess(self._batch, self._mover)
         if self.weights is not None:
-            self.weights.also(load=partial(load_copies, computing), unload=partial(self._give_back, computing))
+            self.weights.also(
+                load=partial(load_copies, computing),
+                unload=partial(self._give_back, computing),
+                before_unload=self._before_unload,
+                after_load=self._after_load,
+            )
             self.weights.measure()
-            self.after_load()
+            self._after_load()
+
+    def _set_up(
+        self, model: nn.Module, options: EngineOptions, compute: ComputeOptions, kv: KvOptions
+    ) -> tuple[DecoderSetup, nn.Module]:
+        """What runs the passes, with the fastest products chosen, and all modules that compute in it. Raises BadModel."""
+        threads = None if options.enforce_eager else _kernel_threads(compute)
+        graphs = None
+        if not options.enforce_eager:
+            graphs = GraphOptions(
+                options.max_sequences,
+                self._model_info.context_length,
+                options.most_step_tokens,
+                options.compile_passes,
+            )
+        setup = build_runner(
+            self._adapter,
+            options.kv_cache_bytes,
+            device=self._device,
+            options=kv,
+            model_revision=self._model_info.revision,
+            graphs=graphs,
+            threads=threads,
+        )
+        computing = nn.ModuleList([model, *setup.joined])
+        choose_products(
+            computing,
+            most_packed_nbytes=compute.packed_weight_bytes,
+            without=[layer for joined in setup.joined for layer in joined.parts],
+            threads=threads,
+        )
+        if setup.cache is None and options.preempted_kv_bytes:
+            kinds = sorted(set(self._adapter.decoder.config.layer_types))
+            raise BadModel(
+                f"preempted_kv_bytes is {options.preempted_kv_bytes}: layers of the kinds {kinds} have state outside of KV blocks,"
+                " which cannot be copied"
+            )
+        return setup, computing
 
     def _give_back(self, computing: nn.Module) -> None:
         """Give back what else is in memory for the language model."""
@@ -157,13 +174,13 @@ class TransformersTextEngine:
         if self._mover is not None:
             self._mover.give_back()
 
-    def before_unload(self) -> None:
+    def _before_unload(self) -> None:
         """Forget cached prefixes. Raises EngineFailure if there are requests."""
         if self._batch.has_work:
             raise EngineFailure("the language model is in use")
         self._batch.blocks.evict_cached()
 
-    def after_load(self) -> None:
+    def _after_load(self) -> None:
         """Capture CUDA graphs again if the weights are elsewhere now."""
         if self.weights is not None and self.weights.address != self._captured_at:
             self._captured_at = self.weights.address
@@ -195,7 +212,7 @@ class TransformersTextEngine:
         setup = self._made
         return RunningBatch(
             KvBlocks(setup.blocks, contiguous=setup.contiguous),
-            BatchLimits(
+            StepLimits(
                 setup.block_tokens,
                 max(max_sequences, budget.tokens),
                 max_sequences,
@@ -236,6 +253,10 @@ class TransformersTextEngine:
     @property
     def model(self) -> ModelInfo:
         return self._model_info
+
+    @property
+    def sharing(self) -> Self:
+        return self
 
     @property
     def placeholder_ids(self) -> AbstractSet[int]:
@@ -296,8 +317,8 @@ class TransformersTextEngine:
         return self._batch.can_step
 
     @property
-    def prefill_turn(self) -> Turn | None:
-        return self._batch.prefill_turn
+    def prefill_queue_position(self) -> QueuePosition | None:
+        return self._batch.prefill_queue_position
 
     @property
     def waiting(self) -> frozenset[str]:
@@ -342,59 +363,9 @@ class TransformersTextEngine:
             batch //= 2
         return min(steps_s or [0.0])
 
-    def reorder(self, request_id: str, turn: Turn) -> None:
-        """Give a request that has not begun another turn."""
-        self._batch.reorder(request_id, turn)
-
-    # --- KV transfer -------------------------------------------------------------------------------------------------
-
-    @property
-    def kv_kind(self) -> KvKind | None:
-        return self._mover.cache.kind if self._mover is not None else None
-
-    @property
-    def awaiting(self) -> frozenset[tuple[str, int]]:
-        return self._batch.arriving
-
-    def pause(self, request_id: str) -> None:
-        """The request's choices keep their memory and get no further token."""
-        self._batch.pause(request_id)
-
-    def computed(self, request_id: str, choice: int) -> int:
-        """Positions in the KV cache; 0 for what has no blocks."""
-        sequence = self._batch.running_choice(request_id, choice)
-        return sequence.computed if sequence is not None else 0
-
-    def prefix_hash(self, request_id: str, choice: int, end: int) -> bytes | None:
-        """Over everything before position ``end``; None without an identity, or for an unknown choice."""
-        sequence = next((sequence for sequence in self._batch.choices(request_id) if sequence.choice == choice), None)
-        if sequence is None or sequence.prefixes is None:
-            return None
-        return sequence.prefixes.hash_before(end, sequence.token_ids)
-
-    def pack(self, request_id: str, choice: int, segment: KvSegment, memory: memoryview) -> bool:
-        """Copy computed positions out."""
-        sequence = self._batch.running_choice(request_id, choice)
-        if self._mover is None or sequence is None or sequence.computed < segment.end:
-            return False
-        self._mover.pack(self._batch.blocks.table(sequence.sequence_id), segment, memory)
-        return True
-
-    def unpack(self, request_id: str, choice: int, segment: KvSegment, memory: memoryview) -> bool:
-        """Copy the positions of a segment in that the choice awaits and does not have."""
-        sequence = self._batch.running_choice(request_id, choice)
-        if self._mover is None or sequence is None or (request_id, choice) not in self._batch.arriving:
-            return False
-        if segment.first > sequence.computed or segment.end > sequence.length:
-            return False
-        if sequence.computed < segment.end:
-            self._mover.unpack(self._batch.blocks.table(sequence.sequence_id), segment, memory, first=sequence.computed)
-            self._batch.arrive(sequence, segment.end)
-        return True
-
-    def arrived(self, request_id: str) -> None:
-        """Note that the rest has not arrived: it is computed."""
-        self._batch.end_arrival(request_id)
+    def reorder(self, request_id: str, queue_position: QueuePosition) -> None:
+        """Give a request that has not begun another queue position."""
+        self._batch.reorder(request_id, queue_position)
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
@@ -442,7 +413,7 @@ class TransformersTextEngine:
         nothing = torch.zeros(1, self._model_info.hidden_size, dtype=self._adapter.decoder.dtype, device=self._device)
         return int(self._adapter.logits(nothing).shape[1])
 
-    def _forward_input(self, part: Part[EngineSequence]) -> ForwardInput:
+    def _forward_input(self, part: StepPart[EngineSequence]) -> ForwardInput:
         sequence = part.sequence
         return ForwardInput(
             sequence.sequence_id,

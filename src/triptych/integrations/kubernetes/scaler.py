@@ -31,10 +31,10 @@ class KubernetesScaler:
     """``ports.Scaler`` over Deployments, while ``run`` runs.
 
     A Deployment gets as many replicas as are wanted, or as are ready and not named for removal, if those are more: ready pods
-    are deleted only by name. Kubernetes deletes pods that are not ready first, and of the others the one with the
-    lowest deletion cost, which the named ones get before the number of replicas is lowered. A named pod that must be replaced,
-    as no fewer are wanted, is deleted. While a rollout replaces pods of one template by those of another, one of each may be
-    ready, so ready pods do not count then, and the number of replicas is not lowered until it is over.
+    are deleted only by name. Kubernetes deletes pods that are not ready first, then the one with the lowest deletion
+    cost. The named ones get that cost before the number of replicas is lowered. A named pod that must be replaced,
+    as no fewer are wanted, is deleted. During a rollout a pod of each template may be ready. So ready pods
+    do not count then, and the number of replicas is not lowered until it is over.
 
     Tokens are compared in an annotation of a Lease object, so that managers refuse each other's outdated orders. Each write
     to a Deployment depends on the version that was read before that comparison.

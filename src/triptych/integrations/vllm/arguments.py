@@ -107,7 +107,7 @@ _CODE = "no code is loaded by name"
 _ONE_HOST = "an instance runs on one host"
 
 REFUSED: Mapping[str, str] = {
-    "kv_transfer_config": "the role of the instance says whether keys and values are handed over",
+    "kv_transfer_config": "the role of the instance says whether keys and values are transferred",
     "kv_offloading_size": "it is not tested",
     "kv_events_config": "routers follow an instance's load, not its blocks",
     "speculative_config": _LIKE_IT,
@@ -181,17 +181,17 @@ _LEAST_SHARE = 0.01
 
 
 def engine_args(
-    text: str, checkpoint: Checkpoint, *, model_id: str, compute: ComputeOptions, hands_over: bool = False
+    text: str, checkpoint: Checkpoint, *, model_id: str, compute: ComputeOptions, transfers_kv: bool = False
 ) -> EngineArgs:
-    """VLLM's arguments from a command line such as ``--tensor-parallel-size 2``. ``hands_over``: keys and values go to other
+    """VLLM's arguments from a command line such as ``--tensor-parallel-size 2``. ``transfers_kv``: keys and values go to other
     instances, or come from there. Raises CannotStart.
     """
     given = _of_text(text)
-    handing = _handing(given) if hands_over else {}
+    transferring = _transferring(given) if transfers_kv else {}
     try:
         return EngineArgs(
             **given,
-            **handing,
+            **transferring,
             model=str(checkpoint.directory),
             served_model_name=model_id,
             dtype=compute.dtype,
@@ -211,14 +211,14 @@ def engine_args(
         raise CannotStart(f"--vllm-args: {_reason(error)}") from None
 
 
-def _handing(given: Mapping[str, Any]) -> dict[str, Any]:
+def _transferring(given: Mapping[str, Any]) -> dict[str, Any]:
     """Settings for KV transfer. Raises CannotStart for what excludes it."""
     if not current_platform.is_cpu():
         raise CannotStart("engine vllm serves roles P and D on CPUs only: on this device it serves role PD")
     for name, kept in (("tensor_parallel_size", 1), ("kv_cache_dtype", "auto")):
         if given.get(name, kept) != kept:
             raise CannotStart(
-                f"--vllm-args: {_flag(name)} cannot be set in roles P and D: keys and values are handed over by one worker, in the "
+                f"--vllm-args: {_flag(name)} cannot be set in roles P and D: keys and values are transferred by one worker, in the "
                 "data type of the model"
             )
     return {

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client.core import Metric
@@ -12,27 +11,28 @@ from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.request import RequestStatus
 
 from triptych.domain.embedding import TensorSpec
+from triptych.domain.engine import EngineOutput, EngineRequest
 from triptych.domain.generation import FinishReason
 from triptych.domain.instance import ModelInfo
-from triptych.domain.kv_segment import KvCopies, KvKind, KvSegment
+from triptych.domain.kv_segment import KvCopies
+from triptych.domain.queue_position import QueuePosition
 from triptych.domain.reasons import reason_of
 from triptych.engine.checkpoint import DTYPES, Checkpoint
 from triptych.engine.compute import ComputeOptions
-from triptych.engine.request_checks import RequestLimits, check_request
+from triptych.engine.request_checks import PromptLimits, check_request
 from triptych.engine.torch_process import prepare_torch
 from triptych.errors import EngineFailure, InstanceLost, InvalidRequest, Overloaded, TriptychError
+from triptych.integrations.vllm.choices import Choice, Choices
 from triptych.integrations.vllm.connector import TriptychConnector
 from triptych.integrations.vllm.families import item_adapter
 from triptych.integrations.vllm.features import Features, PlacedItem
 from triptych.integrations.vllm.grammars import ConstrainedChoice, Grammars
+from triptych.integrations.vllm.kv_access import VllmKvAccess
 from triptych.integrations.vllm.kv_cache import VllmKvCache
-from triptych.integrations.vllm.kv_connector import KvConnector
 from triptych.integrations.vllm.sampling import scores, vllm_params
 from triptych.integrations.vllm.starting import start
 from triptych.integrations.vllm.statistics import vllm_metrics
 from triptych.machine.text.prefix_hashes import KeyedItem, PrefixHashes
-from triptych.policy.queueing import Turn
-from triptych.ports import EngineOutput, EngineRequest
 from triptych.runtime.clock import unix_s
 from triptych.runtime.process import CannotStart
 
@@ -42,38 +42,15 @@ _STARTED = frozenset({RequestStatus.RUNNING, RequestStatus.WAITING_FOR_REMOTE_KV
 _REASONS: Mapping[str, FinishReason] = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
-@dataclass(frozen=True, slots=True)
-class _Choice:
-    """Choice of a request: to vLLM a request of its own."""
-
-    request_id: str
-    number: int
-    name: str
-    """Id outside of vLLM."""
-    vllm_id: str
-    """Id in vLLM."""
-    alternatives: int | None
-    """Number of log-probabilities to return per token."""
-    prefixes: PrefixHashes | None
-    """Prefix hashes; None if an item has no identity."""
-    pauses: bool
-    """Whether it pauses after its first token, which is not the last that it may have."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Handing:
-    """Parts that export keys and values (KV transfer)."""
-
-    connector: KvConnector
-    cache: VllmKvCache
-
-
 class VllmTextEngine:
-    """A ``HandingTextEngine`` over vLLM's engine. Raises BadModel and CannotStart at construction.
+    """``ports.TextEngine`` over vLLM's engine. Raises BadModel and CannotStart at construction.
 
     Items are copied to the memory of the host when a request is added, and held until it ends, as vLLM may preempt it and
     compute it again. vLLM's encoder cache holds them besides, for later requests with the same items.
     """
+
+    sharing = None
+    weights = None
 
     def __init__(
         self,
@@ -83,15 +60,15 @@ class VllmTextEngine:
         model_id: str,
         max_embedding_bytes: int,
         compute: ComputeOptions,
-        hands_over: bool = False,
+        transfers_kv: bool = False,
     ) -> None:
-        """``arguments`` is a command line of vLLM's engine arguments. ``hands_over``: its keys and values can be copied out and in."""
+        """``arguments`` is a command line of vLLM's engine arguments. ``transfers_kv``: its keys and values can be copied out and in."""
         dtype = DTYPES[compute.dtype]
         self._adapter = item_adapter(checkpoint.family, dtype)
         self._model_info = checkpoint.model_info(model_id=model_id, dtype=dtype)
         prepare_torch(compute)
         self._started = started = start(
-            arguments, checkpoint, model_id=model_id, compute=compute, hands_over=hands_over
+            arguments, checkpoint, model_id=model_id, compute=compute, transfers_kv=transfers_kv
         )
         self._engine, self._totals, self._eos_ids = started.engine, started.totals, started.eos_ids
         self.identity = started.identity
@@ -100,10 +77,9 @@ class VllmTextEngine:
         connector = self._scheduler.get_ec_connector()
         assert isinstance(connector, TriptychConnector)  # by the arguments
         self._items = connector.items
-        self._handing = self._handed_by(dtype=compute.dtype) if hands_over else None
         model: Any = started.config.model_config
         vocabulary = int(model.get_vocab_size())
-        self._limits = RequestLimits(
+        self._limits = PromptLimits(
             context_length=int(model.max_model_len),
             vocabulary=vocabulary,
             embeddings=vocabulary,
@@ -114,20 +90,16 @@ class VllmTextEngine:
         self._features = Features(self._adapter, min(self._scheduler.max_num_encoder_input_tokens, cache))
         self._grammars = Grammars(started.config, vocabulary)
         core.engine_core.structured_output_manager.backend = self._grammars
-        self._choices: dict[str, _Choice] = {}
-        self._of_request: dict[str, dict[int, _Choice]] = {}
+        self._choices = Choices()
         self._nbytes: dict[str, int] = {}
-        self._paused: set[str] = set()
-        """Names of choices that get no further token: to vLLM they have ended."""
+        self.kv = self._kv_access(dtype=compute.dtype) if transfers_kv else None
         self._has_failed = False
         self._on_lost: Callable[[], None] = _nothing
         executor: Any = self._engine.model_executor
         executor.register_failure_callback(self._lose)
 
-    def _handed_by(self, dtype: str) -> _Handing:
+    def _kv_access(self, dtype: str) -> VllmKvAccess:
         """Raises CannotStart if the cache's blocks cannot be copied."""
-        connector = self._scheduler.get_kv_connector()
-        assert isinstance(connector, KvConnector)  # by the arguments
         try:
             cache = VllmKvCache(
                 self._started.config,
@@ -138,7 +110,7 @@ class VllmTextEngine:
         except CannotStart:
             self.close()
             raise
-        return _Handing(connector, cache)
+        return VllmKvAccess(self._engine, self._scheduler, cache, self._choices)
 
     def when_lost(self, call: Callable[[], None]) -> None:
         """Set what is called, in a thread of vLLM, when one of its workers has ended: the next step raises InstanceLost."""
@@ -203,33 +175,33 @@ class VllmTextEngine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._choices)
+        return bool(self._choices.by_name)
 
     @property
     def can_step(self) -> bool:
-        if (handing := self._handing) is None:
+        if (kv := self.kv) is None:
             return self.has_work
-        waits = len(self._paused) + len(handing.connector.arriving)
-        return len(self._choices) > waits or (self.has_work and handing.connector.has_news)
+        waits = len(self._choices.paused) + len(kv.connector.arriving)
+        return len(self._choices.by_name) > waits or (self.has_work and kv.connector.has_news)
 
     @property
     def waiting(self) -> AbstractSet[str]:
         return {
             request_id
-            for request_id, choices in self._of_request.items()
+            for request_id, choices in self._choices.by_request.items()
             if not any(map(self._has_started, choices.values()))
         }
 
-    def _has_started(self, choice: _Choice) -> bool:
+    def _has_started(self, choice: Choice) -> bool:
         request = self._scheduler.requests.get(choice.vllm_id)
-        return choice.name in self._paused or (request is not None and request.status in _STARTED)
+        return choice.name in self._choices.paused or (request is not None and request.status in _STARTED)
 
     @property
     def pending_tokens(self) -> int:
         pending = 0
-        for choice in self._choices.values():
+        for choice in self._choices.by_name.values():
             request = self._scheduler.requests.get(choice.vllm_id)
-            if request is not None and choice.name not in self._paused:
+            if request is not None and choice.name not in self._choices.paused:
                 pending += max(0, request.num_prompt_tokens - request.num_computed_tokens)
                 pending += request.max_tokens - request.num_output_tokens
         return pending
@@ -279,7 +251,7 @@ class VllmTextEngine:
         """Queue a request. Raises ContextTooLong or InvalidRequest for what can never run, Overloaded when the other
         requests' copies leave no room, EngineFailure for embeddings that are not finite.
         """
-        if request.request_id in self._of_request:
+        if request.request_id in self._nbytes:
             raise InvalidRequest(f"request {request.request_id!r} is in the engine already")
         # vLLM's own checks are made where it tokenizes, which it does not do here.
         checked = check_request(request, self._limits)
@@ -291,7 +263,6 @@ class VllmTextEngine:
         if all(keys):
             items = [KeyedItem(key, filled) for key, filled in zip(keys, checked.positions, strict=True)]
         self._nbytes[request.request_id] = checked.nbytes
-        self._of_request[request.request_id] = {}
         try:
             for number, begun in request.begun.items():
                 self._add_choice(request, number, begun, checked.token_ids, placed, items)
@@ -306,7 +277,6 @@ class VllmTextEngine:
         self._engine.abort_request(names)
         for name in names:
             self._grammars.drop(name)
-        self._of_request.pop(request.request_id, None)
         self._nbytes.pop(request.request_id, None)
 
     def _add_choice(
@@ -340,11 +310,11 @@ class VllmTextEngine:
             # An item without identity is shared with nobody.
             cache_salt=request.tenant_salt.hex() or None if items is not None else name,
             data_parallel_rank=None,
-            priority=request.turn.priority,
+            priority=request.queue_position.priority,
         )
         vllm_id = self._engine.add_request(name, asked, params)
         self._items.hold(vllm_id, [item.item for item in placed])
-        choice = _Choice(
+        choice = Choice(
             request.request_id,
             number,
             name,
@@ -353,12 +323,11 @@ class VllmTextEngine:
             None if items is None else PrefixHashes(items, salt=request.tenant_salt),
             pauses=request.pauses and (request.sampling.max_tokens or 0) > len(begun) + 1,
         )
-        self._choices[name] = choice
-        self._of_request[request.request_id][number] = choice
-        if self._handing is not None and choice.pauses:
-            self._handing.connector.keep(vllm_id)
-        if self._handing is not None and request.arriving:
-            self._handing.connector.expect(vllm_id, request.arriving)
+        self._choices.add(choice)
+        if self.kv is not None and choice.pauses:
+            self.kv.connector.keep(vllm_id)
+        if self.kv is not None and request.arriving:
+            self.kv.connector.expect(vllm_id, request.arriving)
 
     def _end_ids(self, request: EngineRequest) -> AbstractSet[int]:
         sampling = request.sampling
@@ -366,12 +335,12 @@ class VllmTextEngine:
 
     def cancel(self, request_id: str, choice: int | None = None) -> None:
         """Cancel a request or one of its choices, and free its memory; unknown or finished ones are ignored."""
-        choices = self._of_request.get(request_id, {})
+        choices = self._choices.of(request_id)
         cancelled = [held for number, held in choices.items() if choice is None or number == choice]
         if cancelled:
-            if self._handing is not None:
+            if self.kv is not None:
                 for held in cancelled:
-                    self._handing.connector.drop(held.vllm_id)
+                    self.kv.connector.drop(held.vllm_id)
             self._engine.abort_request([held.name for held in cancelled])
             for held in cancelled:
                 self._forget(held)
@@ -379,92 +348,20 @@ class VllmTextEngine:
 
     def _settle(self) -> None:
         """Run the step in which vLLM's workers and metrics forget the last requests, once these were cancelled."""
-        if not self._choices and not self._has_failed and self._scheduler.has_requests():
+        if not self.has_work and not self._has_failed and self._scheduler.has_requests():
             with suppress(InstanceLost):  # the next step raises it
                 self.step()
 
-    def _forget(self, choice: _Choice) -> TriptychError | None:
+    def _forget(self, choice: Choice) -> TriptychError | None:
         """A choice has left vLLM. Returns why its grammar failed, if it did."""
-        del self._choices[choice.name]
-        self._paused.discard(choice.name)
-        choices = self._of_request[choice.request_id]
-        del choices[choice.number]
-        if not choices:
-            del self._of_request[choice.request_id]
+        self._choices.remove(choice)
+        if not self._choices.of(choice.request_id):
             del self._nbytes[choice.request_id]
         return self._grammars.drop(choice.name)
 
-    def reorder(self, request_id: str, turn: Turn) -> None:
+    def reorder(self, request_id: str, queue_position: QueuePosition) -> None:
         """Has no effect: vLLM orders requests of one priority by their arrival."""
-        del request_id, turn
-
-    # --- KV transfer -------------------------------------------------------------------------------------------------
-
-    @property
-    def kv_kind(self) -> KvKind | None:
-        return None if self._handing is None else self._handing.cache.kind
-
-    @property
-    def awaiting(self) -> AbstractSet[tuple[str, int]]:
-        if self._handing is None:
-            return frozenset()
-        arriving = self._handing.connector.arriving
-        return {(choice.request_id, choice.number) for choice in self._choices.values() if choice.vllm_id in arriving}
-
-    def pause(self, request_id: str) -> None:
-        """Pause a request. To vLLM its choices end here; their blocks stay."""
-        if self._handing is None:
-            return
-        choices = [
-            choice for choice in self._of_request.get(request_id, {}).values() if choice.name not in self._paused
-        ]
-        for choice in choices:
-            self._handing.connector.keep(choice.vllm_id)
-            self._paused.add(choice.name)
-        self._engine.abort_request([choice.name for choice in choices])
-
-    def computed(self, request_id: str, choice: int) -> int:
-        held, request = self._found(request_id, choice)
-        if self._handing is None or held is None or request is None:
-            return 0
-        return self._handing.connector.computed(request)
-
-    def prefix_hash(self, request_id: str, choice: int, end: int) -> bytes | None:
-        held, request = self._found(request_id, choice)
-        if held is None or held.prefixes is None or request is None:
-            return None
-        return held.prefixes.hash_before(end, request.all_token_ids)
-
-    def pack(self, request_id: str, choice: int, segment: KvSegment, memory: memoryview) -> bool:
-        held, _ = self._found(request_id, choice)
-        if self._handing is None or held is None or self.computed(request_id, choice) < segment.end:
-            return False
-        self._handing.cache.pack(self._blocks(held), segment, memory)
-        return True
-
-    def unpack(self, request_id: str, choice: int, segment: KvSegment, memory: memoryview) -> bool:
-        held, _ = self._found(request_id, choice)
-        arrival = None if self._handing is None or held is None else self._handing.connector.arriving.get(held.vllm_id)
-        if self._handing is None or held is None or arrival is None or segment.first > arrival.computed:
-            return False
-        if arrival.computed < (end := min(segment.end, arrival.wanted)):
-            self._handing.cache.unpack(self._blocks(held), segment, memory, first=arrival.computed, end=end)
-            self._handing.connector.receive(held.vllm_id, end)
-        return True
-
-    def arrived(self, request_id: str) -> None:
-        if self._handing is not None:
-            for choice in self._of_request.get(request_id, {}).values():
-                self._handing.connector.end_arrival(choice.vllm_id)
-
-    def _found(self, request_id: str, choice: int) -> tuple[_Choice | None, Any]:
-        """A choice, and the request that it is to vLLM."""
-        held = self._of_request.get(request_id, {}).get(choice)
-        return held, None if held is None else self._scheduler.requests.get(held.vllm_id)
-
-    def _blocks(self, choice: _Choice) -> Sequence[int]:
-        (blocks,) = self._scheduler.kv_cache_manager.get_block_ids(choice.vllm_id)
-        return list(blocks)
+        del request_id, queue_position
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
@@ -480,18 +377,18 @@ class VllmTextEngine:
             raise InstanceLost(f"the engine has failed: {reason_of(error)}") from error
         outputs: list[EngineOutput] = []
         for answer in answered:
-            choice = self._choices.get(answer.request_id)
+            choice = self._choices.by_name.get(answer.request_id)
             if choice is not None:
                 outputs += self._outputs(choice, answer)
         return outputs
 
-    def _outputs(self, choice: _Choice, answer: Any) -> list[EngineOutput]:
+    def _outputs(self, choice: Choice, answer: Any) -> list[EngineOutput]:
         (completion,) = answer.outputs
         token_ids = tuple(completion.token_ids)
         reason = _REASONS.get(completion.finish_reason)
         error: TriptychError | None = None
         if answer.finished and choice.pauses and reason is FinishReason.LENGTH:
-            self._paused.add(choice.name)
+            self._choices.paused.add(choice.name)
             reason = None
         elif answer.finished:
             why = self._forget(choice)

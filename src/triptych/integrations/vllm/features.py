@@ -13,11 +13,11 @@ from vllm.multimodal.inputs import (
     PlaceholderRange,
 )
 
+from triptych.domain.engine import EmbeddingInput, EngineRequest
 from triptych.engine.tensors import embedding_tensors
 from triptych.errors import InvalidRequest
 from triptych.integrations.vllm.families import ItemAdapter
 from triptych.integrations.vllm.items import Item
-from triptych.ports import EmbeddingInput, EngineRequest
 
 _HOST = torch.device("cpu")
 _KEPT = MultiModalBatchedField(keep_on_cpu=True)

@@ -8,7 +8,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from triptych.domain.bounds import Between
 from triptych.domain.limits import PositiveSeconds, check_limits
-from triptych.machine.text.pull_turns import PullLimits
+from triptych.machine.text.pull_queue import PullLimits
 from triptych.machine.text.tensor_cache import CacheLimits
 from triptych.policy.addresses import why_not_called
 from triptych.runtime.tls import TlsSettings

@@ -23,6 +23,7 @@ import torch
 from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorRole
 
 from triptych.domain.embedding import KEY_NBYTES, DType, Ticket
+from triptych.domain.engine import EmbeddingInput
 from triptych.domain.generation import Placement
 from triptych.domain.instance import ModelInfo
 from triptych.domain.resolving import ResolveRequest
@@ -42,7 +43,7 @@ from triptych.integrations.vllm.families import ItemAdapter, pulled_adapter
 from triptych.integrations.vllm.items import HeldItems, Item, ItemsLost
 from triptych.integrations.vllm.options import PullOptions, parse
 from triptych.policy.queueing import by_deadline
-from triptych.ports import EmbeddingInput, Offload
+from triptych.ports import Offload
 from triptych.rpc.data_plane import ProcessDataPlane
 from triptych.rpc.routers import Routers
 from triptych.rpc.stubs import RouterStub
@@ -114,7 +115,7 @@ class Fetch:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class FetchResult:
     """The end of a fetch: its items, or why there are none."""
 
     fetch: str
@@ -151,12 +152,12 @@ class PulledItems:
         self._copies: dict[str, set[str]] = {}
         """Identifiers of each fetch that are copies."""
         self._numbers = count()
-        self._arrivals: deque[Arrival] = deque()
+        self._arrivals: deque[FetchResult] = deque()
         self._arrived = threading.Event()
         self._puller = Puller(options, model, adapter, self._take)
         self._puller.start()
 
-    def _take(self, arrival: Arrival) -> None:
+    def _take(self, arrival: FetchResult) -> None:
         """Called by the puller's thread."""
         self._arrivals.append(arrival)
         self._arrived.set()
@@ -245,7 +246,7 @@ class Puller:
     """
 
     def __init__(
-        self, options: PullOptions, model: ServedModel, adapter: ItemAdapter, arrived: Callable[[Arrival], None]
+        self, options: PullOptions, model: ServedModel, adapter: ItemAdapter, arrived: Callable[[FetchResult], None]
     ) -> None:
         """``arrived`` is called by the puller's thread, once for each fetch that was not cancelled."""
         self._options = options
@@ -358,7 +359,7 @@ class Puller:
         finally:
             if not items:
                 self._receiver.copies_gone(fetch.name)
-        self._arrived(Arrival(fetch.name, items, error))
+        self._arrived(FetchResult(fetch.name, items, error))
 
     async def _items(self, fetch: Fetch) -> tuple[Item, ...]:
         keys = {identifier: _key(identifier) for identifier in fetch.rows}

@@ -6,8 +6,8 @@ from typing import Any
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.sampling_params import SamplingParams as VllmParams
 
+from triptych.domain.engine import ScoredToken, Scores
 from triptych.domain.sampling import SamplingParams
-from triptych.ports import ScoredToken, Scores
 
 _SEEDS = 1 << 63
 _LEAST_TOP_P = 1e-9

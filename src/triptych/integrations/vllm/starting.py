@@ -56,14 +56,14 @@ class Started:
 
 
 def start(
-    arguments: str, checkpoint: Checkpoint, *, model_id: str, compute: ComputeOptions, hands_over: bool = False
+    arguments: str, checkpoint: Checkpoint, *, model_id: str, compute: ComputeOptions, transfers_kv: bool = False
 ) -> Started:
-    """``arguments`` is a command line. ``hands_over``: with the KV connector. Raises CannotStart for what vLLM refuses, or a model
+    """``arguments`` is a command line. ``transfers_kv``: with the KV connector. Raises CannotStart for what vLLM refuses, or a model
     that it cannot load.
     """
     for name, value in _environment(compute).items():
         os.environ.setdefault(name, value)  # noqa: TID251 - vLLM has no other settings for all of its processes
-    parsed = engine_args(arguments, checkpoint, model_id=model_id, compute=compute, hands_over=hands_over)
+    parsed = engine_args(arguments, checkpoint, model_id=model_id, compute=compute, transfers_kv=transfers_kv)
     register_models()
     # vLLM imports it in the first step with a response format, which would wait for seconds.
     importlib.import_module("xgrammar")

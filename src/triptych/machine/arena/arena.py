@@ -24,21 +24,21 @@ from triptych.machine.arena.arena_events import (
     Commit,
     Effect,
     Event,
-    Evicted,
-    Grant,
-    Granted,
+    GrantLease,
     Key,
     Lapsed,
+    LeaseGranted,
     Present,
-    Release,
+    ReleaseLeases,
     ReservationRefused,
     Reserve,
     Reserved,
     Slot,
+    SlotEvicted,
     SlotState,
 )
 from triptych.machine.arena.extents import Extents, round_up
-from triptych.machine.arena.leases import LeaseLimits, Leases
+from triptych.machine.arena.leases import ArenaLeases, LeaseLimits
 
 _DEFAULTS = LeaseLimits()
 
@@ -74,7 +74,7 @@ class ArenaMachine:
         self.capacity_bytes = self._extents.capacity
         self._holder = holder
         self._epoch = epoch
-        self._leases = Leases(limits, max_pull_s=max_pull_s, max_released=max_released)
+        self._leases = ArenaLeases(limits, max_pull_s=max_pull_s, max_released=max_released)
         self._entries: dict[Key, _Entry] = {}
         self._idle: dict[Key, _Entry] = {}
         """Reclaimable entries, least recently used first."""
@@ -127,9 +127,9 @@ class ArenaMachine:
             case Abandon():
                 self._abandon(event)
                 return []
-            case Grant():
+            case GrantLease():
                 return self._grant(event, now_s)
-            case Release(lease_ids):
+            case ReleaseLeases(lease_ids):
                 self._unpinned(self._leases.release(lease_ids))
                 return []
             case ArenaTick():
@@ -167,7 +167,7 @@ class ArenaMachine:
         while self._extents.largest_gap < nbytes and self._idle:
             entry = next(iter(self._idle.values()))
             self._forget(entry)
-            effects.append(Evicted(entry.slot, f"room for {nbytes} bytes was needed"))
+            effects.append(SlotEvicted(entry.slot, f"room for {nbytes} bytes was needed"))
         return effects
 
     def _could_fit(self, nbytes: int) -> bool:
@@ -207,7 +207,7 @@ class ArenaMachine:
             raise ValueError(f"generation {generation} of this embedding is not being written")
         return entry
 
-    def _grant(self, event: Grant, now_s: float) -> list[Effect]:
+    def _grant(self, event: GrantLease, now_s: float) -> list[Effect]:
         entry = self._entries.get(event.key)
         if entry is None or entry.state is not SlotState.READY or event.generation not in (None, entry.slot.generation):
             return [ReservationRefused(event.key, LeaseLost("the embedding is no longer held here"))]
@@ -230,7 +230,7 @@ class ArenaMachine:
             lease_id=event.lease_id,
             lease_s=lease_s,
         )
-        return [Granted(ticket)]
+        return [LeaseGranted(ticket)]
 
     def _sweep(self, now_s: float) -> list[Effect]:
         lapsed, freed = self._leases.lapsed(now_s)

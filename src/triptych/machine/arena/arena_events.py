@@ -64,8 +64,8 @@ class Abandon:
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
-    """A lease for another reader, or an extension. Answered by Granted or ReservationRefused.
+class GrantLease:
+    """A lease for another reader, or an extension. Answered by LeaseGranted or ReservationRefused.
 
     ``lease_id``: 16 random bytes chosen by the caller. ``generation`` comes from the reader's old ticket; None accepts
     any.
@@ -78,7 +78,7 @@ class Grant:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class ReleaseLeases:
     """Readers are done. Unknown or expired ids are ignored."""
 
     lease_ids: tuple[LeaseId, ...]
@@ -89,7 +89,7 @@ class ArenaTick:
     """Time has passed: expire leases."""
 
 
-Event = Reserve | Commit | Abandon | Grant | Release | ArenaTick
+Event = Reserve | Commit | Abandon | GrantLease | ReleaseLeases | ArenaTick
 
 # --- effects ---------------------------------------------------------------------------------------------------------
 
@@ -110,7 +110,7 @@ class Present:
 
 
 @dataclass(frozen=True, slots=True)
-class Granted:
+class LeaseGranted:
     ticket: Ticket
 
 
@@ -123,7 +123,7 @@ class ReservationRefused:
 
 
 @dataclass(frozen=True, slots=True)
-class Evicted:
+class SlotEvicted:
     """The embedding is gone: withdraw hints about it."""
 
     slot: Slot
@@ -138,4 +138,4 @@ class Lapsed:
     reason: str
 
 
-Effect = Reserved | Present | Granted | ReservationRefused | Evicted | Lapsed
+Effect = Reserved | Present | LeaseGranted | ReservationRefused | SlotEvicted | Lapsed

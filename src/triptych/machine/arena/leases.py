@@ -39,7 +39,7 @@ class _Lease:
     expires_s: float
 
 
-class Leases:
+class ArenaLeases:
     """Owner of the leases of an arena.
 
     Part of ``ArenaMachine``, which alone changes it.

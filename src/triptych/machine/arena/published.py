@@ -42,7 +42,7 @@ class PublishedContents:
         """A segment of keys and values is held and has been used."""
         self._hold(key, hint_of_segment(key))
 
-    def over(self, key: bytes, *, held: bool) -> None:
+    def encoding_ended(self, key: bytes, *, held: bool) -> None:
         """Its encoding is over."""
         hint = self._hints.get(key)
         if hint is None or not held:
@@ -138,14 +138,14 @@ class HintReader:
         if self._first is None or logged is None:
             self._sequence, self._change = 0, self._source.changes
             self._first, logged = self._source.all()[::-1], []
-        told = [self._first.pop() for _ in range(min(len(self._first), MAX_HINTS))]
-        logged = logged[: MAX_HINTS - len(told)]
+        hinted = [self._first.pop() for _ in range(min(len(self._first), MAX_HINTS))]
+        logged = logged[: MAX_HINTS - len(hinted)]
         self._change += len(logged)
-        told += logged
-        if not told and self._sequence:
+        hinted += logged
+        if not hinted and self._sequence:
             return None
         self._sequence += 1
-        states = list(self._source.states(told))
+        states = list(self._source.states(hinted))
         return EmbeddingHints(
             self._sequence,
             held=tuple([hint for hint, encoding in states if encoding is False]),

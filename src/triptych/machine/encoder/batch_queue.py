@@ -6,7 +6,7 @@ first ``Arrive`` to ``Done``:
 
     Arrive -> ARRIVED -> PREPARING -- Prepared -> WAITING -- Take -> ENCODING -- Done -> gone
 
-Both preparing and encoding follow the order of ``policy.queueing``; an item has the turn of its most urgent waiter.
+Both preparing and encoding follow the order of ``policy.queueing``; an item has the queue position of its most urgent waiter.
 Entries and bytes are limited: a full queue refuses and never blocks. Decoding a video or audio clip may take minutes, so
 a share of entries, bytes and threads is reserved for images. An entry without waiters is dropped at once while
 it waits; while a thread works on it, its memory is in use, so it is dropped when the thread is done.
@@ -20,9 +20,9 @@ from typing import Annotated
 from triptych.domain.bounds import Between
 from triptych.domain.limits import Positive, check_limits
 from triptych.domain.media import Modality
-from triptych.domain.queue_position import BY_TIME_LIMIT, QueuePosition
+from triptych.domain.queue_position import BY_TIME_LIMIT, QueuePosition, RelativeQueuePosition
 from triptych.policy.iteration import ImageBudget
-from triptych.policy.queueing import Turn, as_called, batch_length, longest_waits
+from triptych.policy.queueing import as_called, batch_length, longest_waits
 
 MOST_BATCH_TOKENS = 2048
 """Embedding tokens of one pass, where nothing else is said."""
@@ -52,11 +52,11 @@ class Arrive:
     deadline_s: float
     priority: int = 0
     modality: Modality = Modality.IMAGE
-    position: QueuePosition = BY_TIME_LIMIT
+    position: RelativeQueuePosition = BY_TIME_LIMIT
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class ItemPrepared:
     """Preprocessing is done and memory for the embedding is reserved; from now on the item takes ``nbytes``."""
 
     key: Key
@@ -65,7 +65,7 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
+class CallerLeft:
     """A caller left, or has its answer."""
 
     key: Key
@@ -86,7 +86,7 @@ class Done:
     key: Key
 
 
-Event = Arrive | Prepared | Leave | Take | Done
+Event = Arrive | ItemPrepared | CallerLeft | Take | Done
 
 # --- effects ---------------------------------------------------------------------------------------------------------
 
@@ -97,7 +97,7 @@ class StartPreparing:
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse:
+class RefuseCaller:
     """The caller is refused, and there is no entry. ``fits`` tells whether the item could ever be accepted."""
 
     key: Key
@@ -115,13 +115,13 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True)
-class Encode:
+class EncodeBatch:
     """Encode these items as one batch, in this order."""
 
     keys: tuple[Key, ...]
 
 
-Effect = StartPreparing | Refuse | Drop | Encode
+Effect = StartPreparing | RefuseCaller | Drop | EncodeBatch
 
 
 @dataclass(slots=True)
@@ -132,8 +132,8 @@ class _Entry:
     phase: Phase = Phase.ARRIVED
     waiters: dict[int, "_Waiter"] = field(default_factory=dict)
 
-    def turn(self, now_s: float) -> Turn:
-        return min(waiter.turn.at(now_s) for waiter in self.waiters.values())
+    def queue_position(self, now_s: float) -> QueuePosition:
+        return min(waiter.queue_position.at(now_s) for waiter in self.waiters.values())
 
     def expired(self, now_s: float) -> bool:
         return all(waiter.deadline_s <= now_s for waiter in self.waiters.values())
@@ -141,7 +141,7 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True)
 class _Waiter:
-    turn: Turn
+    queue_position: QueuePosition
     arrived_s: float
     deadline_s: float
 
@@ -207,23 +207,23 @@ class BatchQueue:
         """The entries that are in no batch."""
         return [key for key, entry in self._entries.items() if entry.phase is not Phase.ENCODING]
 
-    def first_turn(self, now_s: float) -> Turn | None:
+    def first_queue_position(self, now_s: float) -> QueuePosition | None:
         """Of the WAITING entry that is taken next; None if there is none."""
-        return min((self._entries[key].turn(now_s) for key in self._queue), default=None)
+        return min((self._entries[key].queue_position(now_s) for key in self._queue), default=None)
 
     def longest_waits_s(self, now_s: float) -> dict[int, float]:
         """By priority, the longest wait of a caller for an item that is not being encoded."""
         entries = (entry for entry in self._entries.values() if entry.phase is not Phase.ENCODING)
         waiters = (waiter for entry in entries for waiter in entry.waiters.values())
-        return longest_waits((waiter.turn.priority, now_s - waiter.arrived_s) for waiter in waiters)
+        return longest_waits((waiter.queue_position.priority, now_s - waiter.arrived_s) for waiter in waiters)
 
     def handle(self, event: Event, now_s: float) -> list[Effect]:
         match event:
             case Arrive():
                 effects = self._arrive(event, now_s)
-            case Prepared():
+            case ItemPrepared():
                 effects = self._prepared(event, now_s)
-            case Leave():
+            case CallerLeft():
                 effects = self._leave(event)
             case Take(budget):
                 effects = self._take(budget, now_s)
@@ -248,9 +248,9 @@ class BatchQueue:
         most = self._limit_of(self._limits.max_prepared_bytes, event.modality)
         if event.nbytes > most:
             reason = f"the item takes {event.nbytes} bytes to prepare, the limit is {most}"
-            return [Refuse(event.key, fits=False, reason=reason)]
+            return [RefuseCaller(event.key, fits=False, reason=reason)]
         if (full := self._why_full(event.nbytes, event.modality, list(self._entries.values()))) is not None:
-            return [Refuse(event.key, fits=True, reason=full)]
+            return [RefuseCaller(event.key, fits=True, reason=full)]
         self._entries[event.key] = _Entry(event.tokens, event.nbytes, event.modality, waiters={event.waiter: waiter})
         return []
 
@@ -277,7 +277,9 @@ class BatchQueue:
 
     def _start_preparing(self, now_s: float) -> list[Effect]:
         effects: list[Effect] = []
-        arrived = [(entry.turn(now_s), key) for key, entry in self._entries.items() if entry.phase is Phase.ARRIVED]
+        arrived = [
+            (entry.queue_position(now_s), key) for key, entry in self._entries.items() if entry.phase is Phase.ARRIVED
+        ]
         if not arrived:
             return effects
         preparing = self._preparing
@@ -298,7 +300,7 @@ class BatchQueue:
         free = modality is Modality.IMAGE or clips < self._limit_of(self._max_preparing, modality)
         return free and len(preparing) < self._max_preparing
 
-    def _prepared(self, event: Prepared, now_s: float) -> list[Effect]:
+    def _prepared(self, event: ItemPrepared, now_s: float) -> list[Effect]:
         entry = self._entries[event.key]
         assert entry.phase is Phase.PREPARING, f"an item in phase {entry.phase.value} was prepared again"
         if not entry.waiters:
@@ -312,7 +314,7 @@ class BatchQueue:
         self._queue[event.key] = now_s
         return []
 
-    def _leave(self, event: Leave) -> list[Effect]:
+    def _leave(self, event: CallerLeft) -> list[Effect]:
         entry = self._entries.get(event.key)
         if entry is None:
             return []
@@ -329,7 +331,7 @@ class BatchQueue:
         for key in [key for key in self._queue if self._entries[key].expired(now_s)]:
             self._forget(key)
             effects.append(Drop(key, expired=True, reason="the time that its callers gave is over"))
-        waiting = sorted(self._queue, key=lambda key: self._entries[key].turn(now_s))
+        waiting = sorted(self._queue, key=lambda key: self._entries[key].queue_position(now_s))
         count = batch_length(
             [(self._entries[key].tokens, self._entries[key].nbytes) for key in waiting],
             max_items=limits.max_batch_items,
@@ -340,7 +342,7 @@ class BatchQueue:
             del self._queue[key]
             self._entries[key].phase = Phase.ENCODING
         if count:
-            effects.append(Encode(tuple(waiting[:count])))
+            effects.append(EncodeBatch(tuple(waiting[:count])))
         return effects
 
     def _forget(self, key: Key) -> None:

@@ -27,7 +27,7 @@ from triptych.domain.pool import (
     Watch,
     served,
 )
-from triptych.domain.stage import Role, Stage
+from triptych.domain.stage import Role
 from triptych.machine.pool_manager.member_events import (
     DrainWanted,
     EndSession,
@@ -44,8 +44,8 @@ from triptych.machine.pool_manager.member_events import (
     SessionEnded,
     SwitchEnded,
     SwitchOutcome,
-    SwitchServed,
 )
+from triptych.machine.pool_manager.switch_order import SwitchOrder
 
 _NO_LOAD = InstanceLoad({})
 
@@ -74,28 +74,6 @@ class MemberLimits:
 
 
 @dataclass(slots=True)
-class _Switch:
-    """The last order to switch."""
-
-    source: Role
-    """Role that the member served then."""
-    role: Role
-    reason: str
-    since_s: float
-    version: int = 0
-    """0 until it is sent: the member's last version must be known."""
-    obeyed: bool = False
-    served_s: float | None = None
-    """Time from the order until each stage that it opened had served something, seconds; None before."""
-    waits_since_s: float | None = None
-    """Time since which a stage that it opened has had work, and has served nothing."""
-
-    @property
-    def opened(self) -> frozenset[Stage]:
-        return self.role.stages - self.source.stages
-
-
-@dataclass(slots=True)
 class _Member:
     registration: Registration
     session: int | None
@@ -112,10 +90,10 @@ class _Member:
     load: InstanceLoad = _NO_LOAD
     open_since_s: float = 0.0
     """Time since which the open stages are open."""
-    switch: _Switch | None = None
+    switch: SwitchOrder | None = None
 
     @property
-    def pending(self) -> _Switch | None:
+    def pending(self) -> SwitchOrder | None:
         """The last order to switch, until it is obeyed."""
         return None if self.switch is None or self.switch.obeyed else self.switch
 
@@ -358,25 +336,31 @@ class MembersMachine:
         is_first, switch = member.sequence < 0, member.switch
         member.sequence, member.load = heartbeat.sequence, heartbeat.load
         effects = self._heard(member, now_s)
-        if switch is not None and switch.version and heartbeat.load.stages_version > switch.version:
-            effects += _ended(member, SwitchOutcome.OVERTAKEN, now_s)
-            member.switch = None  # another manager has ordered something else since
-        elif switch is not None and _obeys(heartbeat.load, switch):
-            effects += _ended(member, SwitchOutcome.OBEYED, now_s)
-            switch.obeyed = True
-            effects += _verified(member, switch, now_s)
-        elif switch is not None and (fault := _fault(switch, heartbeat.load)):
-            effects += _ended(member, SwitchOutcome.GIVEN_UP, now_s)
-            member.switch = None
-            effects.append(MemberLogged(name, f"does not switch to role {switch.role.value}: {fault}"))
-        elif switch is not None and is_first and (not switch.version or switch.version > heartbeat.load.stages_version):
-            effects += self._send_switch(member, switch)
+        if switch is not None:
+            effects += self._switching(member, switch, now_s, is_first=is_first)
         condition = MemberCondition.ACTIVE
         if heartbeat.drained:
             condition = MemberCondition.DRAINED
         elif heartbeat.load.draining or member.ordered:
             condition = MemberCondition.LEAVING
         return effects + self._enter(member, condition, now_s, "as it says")
+
+    def _switching(self, member: _Member, switch: SwitchOrder, now_s: float, *, is_first: bool) -> list[MemberEffect]:
+        """What the member's load says of its order to switch. ``is_first``: it is the first load of the session."""
+        name, load = member.registration.instance_id, member.load
+        if switch.is_overtaken(load):
+            effects = _ended(member, SwitchOutcome.OVERTAKEN, now_s)
+            member.switch = None
+            return effects
+        if switch.is_obeyed(load):
+            effects = _ended(member, SwitchOutcome.OBEYED, now_s)
+            switch.obeyed = True
+            return [*effects, *switch.check_served(load, now_s)]
+        if fault := switch.fault(load):
+            effects = _ended(member, SwitchOutcome.GIVEN_UP, now_s)
+            member.switch = None
+            return [*effects, MemberLogged(name, f"does not switch to role {switch.role.value}: {fault}")]
+        return self._send_switch(member, switch) if is_first and switch.is_unknown(load) else []
 
     def _heard(self, member: _Member, now_s: float) -> list[MemberEffect]:
         member.heard_s = now_s
@@ -428,14 +412,14 @@ class MembersMachine:
         sent = 0 if member.switch is None else member.switch.version
         effects = _ended(member, SwitchOutcome.OVERTAKEN, now_s)
         source = Role.of(served(member.registration, member.load) or widest.stages)
-        member.switch = _Switch(source, role, reason, now_s)
+        member.switch = SwitchOrder(source, role, reason, now_s)
         effects.append(MemberLogged(instance_id, f"is to switch to role {role.value}, as ordered: {reason}"))
         if member.sequence >= 0:
             member.switch.version = sent
             effects += self._send_switch(member, member.switch)
         return effects
 
-    def _send_switch(self, member: _Member, switch: _Switch) -> list[MemberEffect]:
+    def _send_switch(self, member: _Member, switch: SwitchOrder) -> list[MemberEffect]:
         """Send an order to switch, with a version above all that the member knows."""
         switch.version = max(switch.version, member.load.stages_version) + 1
         if member.session is None:
@@ -491,38 +475,12 @@ class MembersMachine:
         return _ended(member, SwitchOutcome.LOST, now_s)
 
 
-def _obeys(load: InstanceLoad, switch: _Switch) -> bool:
-    return bool(switch.version) and load.stages_version == switch.version and load.stages.keys() == switch.role.stages
-
-
-def _verified(member: _Member, switch: _Switch, now_s: float) -> list[MemberEffect]:
-    """The order is obeyed: see whether the stages that it opened serve what comes."""
-    if switch.served_s is not None or not switch.opened:
-        return []
-    loads = [member.load.at(stage) for stage in switch.opened]
-    if all(load.served for load in loads):
-        switch.served_s, switch.waits_since_s = max(0.0, now_s - switch.since_s), None
-        return [SwitchServed(switch.served_s)]
-    if not any(load.pending and load.served == 0 for load in loads):
-        switch.waits_since_s = None
-    elif switch.waits_since_s is None:
-        switch.waits_since_s = now_s
-    return []
-
-
 def _ended(member: _Member, outcome: SwitchOutcome, now_s: float) -> list[MemberEffect]:
     """End the order to switch that is pending; nothing without one."""
     if (switch := member.pending) is None:
         return []
     after_s = max(0.0, now_s - switch.since_s)
     return [SwitchEnded(member.registration.model, switch.source, switch.role, outcome, after_s)]
-
-
-def _fault(switch: _Switch, load: InstanceLoad) -> str:
-    """Why the member has given this switch up; empty if it has not."""
-    if not switch.version or load.stages_version != switch.version:
-        return ""
-    return next((closed.fault for closed in load.closed if closed.fault and closed.stage in switch.role.stages), "")
 
 
 def _by_id(status: MemberStatus) -> str:

@@ -15,11 +15,11 @@ from triptych.domain.decision import (
     DecisionRecord,
     DecisionSummary,
     InstancePhase,
-    KeptPool,
     Override,
     PoolInstance,
     PoolState,
     PoolView,
+    SavedPool,
     ScalingStatus,
     Why,
 )
@@ -189,7 +189,7 @@ class PoolMachine:
         if self._order is None or self._order.number == number:
             self._refused = refused
 
-    def _resumed(self, kept: KeptPool | None, records: tuple[DecisionRecord, ...], now_s: float) -> list[PoolEffect]:
+    def _resumed(self, kept: SavedPool | None, records: tuple[DecisionRecord, ...], now_s: float) -> list[PoolEffect]:
         self._declared, self._refused = False, ""
         if kept is None:
             return []
@@ -444,11 +444,11 @@ class PoolMachine:
         """View that the last decision was made from; None before the first."""
         return self._view
 
-    def kept(self, now_s: float) -> KeptPool:
+    def kept(self, now_s: float) -> SavedPool:
         """State that the next leader needs."""
         ages = tuple(now_s - at_s for at_s in self._changes)
         decisions = tuple((record.number, record.age_s) for record in self.records(now_s))
-        return KeptPool(self._wanted, self._override(now_s), self._given_up, ages, decisions)
+        return SavedPool(self._wanted, self._override(now_s), self._given_up, ages, decisions)
 
     def records(self, now_s: float) -> tuple[DecisionRecord, ...]:
         """The last decisions, oldest first."""

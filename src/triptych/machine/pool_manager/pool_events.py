@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from triptych.domain.decision import DecisionRecord, KeptPool, PoolInstance
+from triptych.domain.decision import DecisionRecord, PoolInstance, SavedPool
 
 # --- events ----------------------------------------------------------------------------------------------------------
 
@@ -68,7 +68,7 @@ class PoolResumed:
     manager's.
     """
 
-    kept: KeptPool | None = None
+    kept: SavedPool | None = None
     records: tuple[DecisionRecord, ...] = ()
 
 

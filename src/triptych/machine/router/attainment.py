@@ -59,11 +59,11 @@ class WindowLimits:
 class Gaps:
     """The gaps between the tokens of one request. Fed directly, as tokens are no events of a machine."""
 
-    __slots__ = ("_last_s", "count", "limit_s", "over", "seconds", "sketch")
+    __slots__ = ("_last_s", "count", "limit_s", "over_limit", "seconds", "sketch")
 
     def __init__(self, limit_s: float | None) -> None:
         self.limit_s = limit_s
-        self.count = self.over = 0
+        self.count = self.over_limit = 0
         self.seconds = 0.0
         self.sketch = SketchBuilder()
         self._last_s: dict[int, float] = {}
@@ -79,12 +79,12 @@ class Gaps:
         self.seconds += now_s - last_s
         self.sketch.add(gap_s, tokens)
         if self.limit_s is not None and gap_s > self.limit_s:
-            self.over += tokens
+            self.over_limit += tokens
 
     @property
     def met(self) -> bool:
         """Whether the 99th percentile is within the limit."""
-        return self.over * _TBT_SHARE <= self.count
+        return self.over_limit * _TBT_SHARE <= self.count
 
 
 class _IsolatedEstimate:
@@ -239,7 +239,7 @@ class AttainmentRecorder:
             self._answering(request, timeline)
         self.roll(now_s)
 
-    def over(self, number: int, timeline: Timeline, now_s: float) -> None:
+    def ended(self, number: int, timeline: Timeline, now_s: float) -> None:
         if (request := self._running.pop(number, None)) is not None:
             self._over(request, timeline)
         self._model = timeline.model
@@ -280,7 +280,7 @@ class AttainmentRecorder:
             cached_tokens=sum([item.tokens for item in timeline.items if item.encoder_cached or item.text_cached]),
             finished_media_tokens=sum([item.tokens for item in timeline.items]),
             gaps=gaps.count,
-            gaps_over=gaps.over,
+            gaps_over=gaps.over_limit,
         )
         if gaps.count:
             window.seconds[Metric.TBT].add_all(gaps.sketch)

@@ -16,13 +16,13 @@ from triptych.errors import (
     TriptychError,
     Unavailable,
 )
-from triptych.machine.router.leases import Leases, usable
-from triptych.machine.router.request_events import Abort, AnswerHandedOver, AttemptKind, RequestEffect
+from triptych.machine.router.leases import AttemptLeases, usable
+from triptych.machine.router.request_events import Abort, AnswerTransferred, AttemptKind, RequestEffect
 from triptych.machine.router.shared_events import Grant, LeasesTaken, Release
 
 MOST_EXCUSED = 16
 """Attempts that end because their instance drains, or has switched, and do not count: more than an answer lives through in a rolling
-restart. As many that end with a hand-over do not count either."""
+restart. As many that end with a KV transfer do not count either."""
 _NONE = frozenset[str]()
 
 
@@ -37,7 +37,7 @@ class Ending(Enum):
     EXCUSED = "its text instance drained, or had just closed its stage"
     EXPIRED = "leases on the embeddings expired while it waited at its text instance"
     MOVED = "the request went elsewhere from where it waited"
-    HANDED_OVER = "its text instance has handed the answer over"
+    KV_TRANSFERRED = "its text instance has handed the answer over"
 
 
 @dataclass(slots=True)
@@ -48,8 +48,8 @@ class Attempt:
     grant: Grant
     """Its place."""
     started_s: float
-    leases: Leases | None = None
-    """On what it leaves there: an embedding, or the segments that it hands over. None once they are released."""
+    leases: AttemptLeases | None = None
+    """On what it leaves there: an embedding, or the segments that it transfers. None once they are released."""
     result: EncodeResult | None = None
     """The encoder's result for an item."""
     ended: Ending | None = None
@@ -85,14 +85,14 @@ class TextAttempt(Attempt):
     """... and when that came."""
     first_token_s: float | None = None
     segments: tuple[KvPlacement, ...] = ()
-    """Keys and values that it handed over, as far as they can be used."""
+    """Keys and values that it transferred, as far as they can be used."""
     prefill_s: float = 0.0
-    """From its start to its first token there, if it handed over."""
+    """From its start to its first token there, if it transferred."""
 
-    def hand_over(self, segments: tuple[SealedSegment, ...], until_s: float) -> list[RequestEffect]:
+    def transfer_kv(self, segments: tuple[SealedSegment, ...], until_s: float) -> list[RequestEffect]:
         """Hold segments that its instance has sealed, with leases until then at least. What it sealed wrongly is not used."""
         self.segments = usable([sealed.placement for sealed in segments], self.grant.instance_id)
-        self.leases = Leases.handed_over(self.grant, segments, len(self.segments), until_s)
+        self.leases = AttemptLeases.kv_transferred(self.grant, segments, len(self.segments), until_s)
         return [LeasesTaken(self.grant.name, self.leases.lease_ids)]
 
     @property
@@ -126,7 +126,7 @@ class TextAttempts:
         """The one that runs, of either kind."""
         self.kept: Grant | None = None
         """The place for early prefills, or that the request was moved to, until the request itself is sent."""
-        self.handed_over: TextAttempt | None = None
+        self.kv_transferred: TextAttempt | None = None
         """The attempt whose segments are held for the next one."""
         self._forgiven = 0
         """So many attempts, from the first on, no longer keep the request away from their instances."""
@@ -145,15 +145,15 @@ class TextAttempts:
         return bool(self.early) and self.early[-1].ended is Ending.FAILED
 
     @property
-    def segment_leases(self) -> Leases | None:
+    def segment_leases(self) -> AttemptLeases | None:
         """The leases on the segments that are held."""
-        return None if (holder := self.handed_over) is None else holder.leases
+        return None if (holder := self.kv_transferred) is None else holder.leases
 
     @property
-    def hands_over(self) -> bool:
+    def transfers_kv(self) -> bool:
         """Whether the attempt that runs is to compute the prompt only."""
         current = self.current
-        return current is not None and current.grant.hands_over and current.kind is not AttemptKind.EARLY_PREFILL
+        return current is not None and current.grant.transfers_kv and current.kind is not AttemptKind.EARLY_PREFILL
 
     def has(self, credit: int) -> bool:
         """Whether this credit belongs to the attempt that runs, early prefills apart."""
@@ -172,19 +172,21 @@ class TextAttempts:
 
     @property
     def shown(self) -> int:
-        """Attempts, where one that hands over and the next are one."""
+        """Attempts, where one that transfers and the next are one."""
         if not self.sent:
             return 0
         before = self.sent[:-1]
-        handed_over = sum([attempt.ended is Ending.HANDED_OVER for attempt in before])
+        kv_transferred = sum([attempt.ended is Ending.KV_TRANSFERRED for attempt in before])
         return (
-            len(self.sent) - min(handed_over, MOST_EXCUSED) - sum([attempt.ended is Ending.MOVED for attempt in before])
+            len(self.sent)
+            - min(kv_transferred, MOST_EXCUSED)
+            - sum([attempt.ended is Ending.MOVED for attempt in before])
         )
 
     @property
     def counted(self) -> int:
         """Attempts that count against ``most``."""
-        several = (Ending.HANDED_OVER, Ending.EXCUSED)
+        several = (Ending.KV_TRANSFERRED, Ending.EXCUSED)
         excused = sum([min(self._ended(how), MOST_EXCUSED) for how in several])
         return len(self.sent) - excused - self._ended(Ending.MOVED) - self._ended(Ending.EXPIRED)
 
@@ -240,24 +242,24 @@ class TextAttempts:
         self.end(Ending.EXCUSED if switched or (lost and drains) else Ending.FAILED, now_s, error)
         return retryable and self.may_follow
 
-    def hand_over(self, event: AnswerHandedOver, now_s: float) -> list[RequestEffect]:
-        """End the attempt that runs. The segments that it hands over are held in place of others."""
+    def transfer_kv(self, event: AnswerTransferred, now_s: float) -> list[RequestEffect]:
+        """End the attempt that runs. The segments that it transfers are held in place of others."""
         attempt, effects = self.current, list[RequestEffect]()
         if attempt is None:
             raise AssertionError("nothing runs")
         if event.segments:
-            effects += self.release_segments("others were handed over")
-            sealed_s = attempt.ready_s if attempt.grant.hands_over else now_s
+            effects += self.release_segments("others were transferred")
+            sealed_s = attempt.ready_s if attempt.grant.transfers_kv else now_s
             until_s = sealed_s + min([sealed.placement.ticket.lease_s for sealed in event.segments])
-            effects += attempt.hand_over(event.segments, until_s)
-            self.handed_over = attempt
+            effects += attempt.transfer_kv(event.segments, until_s)
+            self.kv_transferred = attempt
         attempt.prefill_s = event.prefill_s
-        self.end(Ending.HANDED_OVER, now_s)
+        self.end(Ending.KV_TRANSFERRED, now_s)
         return effects
 
     def send_segments(self) -> tuple[KvPlacement, ...]:
         """The segments that are held, which are in the hands of a reader then."""
-        holder = self.handed_over
+        holder = self.kv_transferred
         if holder is None or holder.leases is None:
             return ()
         holder.leases.is_sent = True
@@ -265,7 +267,7 @@ class TextAttempts:
 
     def release_segments(self, reason: str) -> list[RequestEffect]:
         """Return the leases on the segments that are held, if there are any."""
-        holder, self.handed_over = self.handed_over, None
+        holder, self.kv_transferred = self.kv_transferred, None
         return [] if holder is None else holder.release(reason)
 
     def stop_early(self, now_s: float, reason: str) -> list[RequestEffect]:
@@ -288,7 +290,7 @@ class TextAttempts:
         running = [] if self.current is None else [self.current]
         assert running == [attempt for attempt in (*self.early, *self.sent) if attempt.ended is None], "lost track"
         holders = [attempt for attempt in self.sent if attempt.leases is not None]
-        assert holders == ([] if self.handed_over is None else [self.handed_over]), "segments of two attempts"
+        assert holders == ([] if self.kv_transferred is None else [self.kv_transferred]), "segments of two attempts"
         held = [attempt.leases for attempt in holders if attempt.leases is not None]
         for leases in held:
             leases.validate()

@@ -11,14 +11,11 @@ none. Until then a request waits in a bounded queue, ordered by the policies, an
 
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
-from typing import Annotated
 
-from triptych.domain.bounds import Between
 from triptych.domain.generation import Ready
 from triptych.domain.instance import InstanceInfo, InstanceLoad
-from triptych.domain.limits import Count, Positive, PositiveSeconds, Seconds, check_limits
 from triptych.domain.membership import Member
 from triptych.domain.rng import Rng
 from triptych.domain.stage import Stage
@@ -54,13 +51,14 @@ from triptych.machine.router.cluster_events import (
     WakeAt,
     WatchAgain,
 )
+from triptych.machine.router.cluster_limits import ClusterLimits
 from triptych.machine.router.credit_ledger import Credit, CreditLedger
 from triptych.machine.router.encode_times import EncodeTimes
 from triptych.machine.router.expected_output import ExpectedOutput
 from triptych.machine.router.health import BackoffReason
 from triptych.machine.router.instance import Instance
 from triptych.machine.router.instances import ENCODE, Instances
-from triptych.machine.router.lenders import LendingCounts, LendingLimits
+from triptych.machine.router.lenders import LendingCounts
 from triptych.machine.router.pool_health import PoolHealth
 from triptych.machine.router.relative_times import RelativeTimes
 from triptych.machine.router.request_events import TextReported
@@ -88,49 +86,6 @@ from triptych.machine.router.waiting_requests import Waiting, WaitingRequests
 from triptych.policy.placement.items import Choice, Shortage, Why, place_hedge, place_items
 from triptych.policy.placement.wants import Want
 from triptych.policy.policies import Policies
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterLimits:
-    """Limits of waiting requests and embedding hints, and timings of backoff."""
-
-    max_waiting_requests: Count = 1024
-    """Most requests that wait for room in the encoders' arenas."""
-    max_embedding_hints: Count = 65_536
-    """Most items whose encoder the router remembers, to reuse cached embeddings."""
-    lost_after_s: Seconds = 5.0
-    """A leaving instance that has not been reached for so long is forgotten once no call to it runs, whatever is held there."""
-    pool_grace_s: Seconds = 1.0
-    """How long requests wait for a pool without any instance before they fail."""
-    first_backoff_s: PositiveSeconds = 1.0
-    """First backoff of an instance that fails; it doubles with each one until the instance works again. An engine failure
-    suffices. Others are preferred meanwhile, and after it the instance gets one item or request at a time."""
-    longest_backoff_s: PositiveSeconds = 30.0
-    """Longest backoff."""
-    max_failures_in_row: Positive = 3
-    """Broken calls in a row, or embeddings in a row that cannot be used, that lead to a backoff too."""
-    max_backoff_share: Annotated[float, Between(0, 1)] = 0.5
-    """Largest share of a pool in backoff at once, though one of two or more; never the last one."""
-    outlier_factor: Annotated[float, Between(0, 10)] = 5.0
-    """An encoder whose encodes take this many times as long as those of the median of the others, with as many pending tokens,
-    is in backoff too; 0 for never."""
-    retry_share: Annotated[float, Between(0, 1)] = 0.2
-    """Items that may be encoded again after a loss or failure, for each item that is encoded. Beyond that requests fail ..."""
-    retry_burst: Count = 1000
-    """... except for this many, which are saved up. It should exceed the items that encoders lose when they die together."""
-    hedge_share: Annotated[float, Between(0, 1)] = 0.05
-    """Items that may be given to a second encoder because they take long, for each item that is encoded; 0 for none. An item
-    takes long from the 99th percentile of the pool's times for items of its size on. The first answer is used."""
-    lend_above: Count = 16
-    """With policy lending=idle: encoders take text requests while more than this many wait, until fewer than half of it do ..."""
-    max_lent: Positive = 8
-    """... each at most this many at a time ..."""
-    lent_patience_s: Seconds = 0.5
-    """... which go elsewhere if they have no token yet when the encoder has had items for this long."""
-
-    def __post_init__(self) -> None:
-        check_limits(self, ("first_backoff_s", "longest_backoff_s"))
-
 
 _ENGINE_ERRORS: Mapping[Stage, type[TriptychError]] = {
     Stage.ENCODE: InternalError,  # whatever it is, another encoder may do better
@@ -190,22 +145,13 @@ class ClusterMachine:
             self._credits,
             policies,
             rng,
-            max_waiting=limits.max_waiting_requests,
-            lending=LendingLimits(limits.lend_above, limits.max_lent, limits.lent_patience_s),
+            limits=limits,
             retry_after_s=retry_after_s,
             costs=costs,
         )
         self._retries = Budget(limits.retry_share, limits.retry_burst, limits.retry_burst)
         self._hedges = Budget(limits.hedge_share, _MAX_SAVED_HEDGES, 0.0)
-        self._health = PoolHealth(
-            self._instances,
-            limits.first_backoff_s,
-            limits.longest_backoff_s,
-            limits.max_failures_in_row,
-            limits.max_backoff_share,
-            limits.outlier_factor,
-            encode_times,
-        )
+        self._health = PoolHealth(self._instances, limits, encode_times)
         self._waiting: WaitingRequests[CreditsWanted] = WaitingRequests()
         self._wake_at_s: float | None = None
         self._textless_s: float | None = None
@@ -404,7 +350,7 @@ class ClusterMachine:
         hints = load.hints
         if hints is None or instance.leaving:
             return []
-        return [WatchAgain(name)] if self._instances.directory.told(name, hints) else []
+        return [WatchAgain(name)] if self._instances.directory.apply_hints(name, hints) else []
 
     def _know_keys(self, event: KeysTold | KeyGone) -> None:
         if isinstance(event, KeyGone):
@@ -603,11 +549,10 @@ class ClusterMachine:
     def _grant_item(self, wanted: CreditsWanted, choice: Choice, want: Want, now_s: float) -> Grant:
         request, name, why = wanted.request, choice.encoder, choice.why
         place = Credit(request, name, Stage.ENCODE, want.content, choice.tokens, choice.nbytes, why=why)
-        place.suspect = wanted.suspect
         if choice.tokens:
             place.prepare_s = self._prepare_s(choice.encoder, want)
         hedge_after_s = self._health.times.tail_s(want.tokens) if self._limits.hedge_share else inf
-        return self._credits.grant(place, choice.item, now_s, hedge_after_s)
+        return self._credits.grant(place, choice.item, now_s, hedge_after_s, suspect=wanted.suspect)
 
     def _hedge(self, event: HedgeWanted, now_s: float) -> list[ClusterEffect]:
         """Grant it only where it holds up nobody: at an encoder without work, while no request waits for one."""

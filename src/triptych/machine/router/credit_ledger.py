@@ -33,16 +33,14 @@ class Credit:
     """What these are expected to have, as it was when the credit was granted."""
     kv_tokens: int = 0
     """KV memory that the request's answer takes, with what is expected of it ..."""
-    hands_over: bool = False
-    """... not there, but where it will be handed over to."""
+    transfers_kv: bool = False
+    """... not there, but where it will be transferred to."""
     why: Why = Why.ROUTED
     prepare_s: float = 0.0
     """Predicted preprocessing of the item, on one core; 0 if unknown."""
     report: int = 0
     """The number of the instance's last report when the credit was granted."""
     working: bool = True
-    suspect: bool = False
-    """The request may end the instance, until that has computed something of it."""
     continues: bool = False
     """Some of the request's answer has been sent."""
     early: bool = False
@@ -66,15 +64,18 @@ class CreditLedger:
         self.by_number: dict[int, Credit] = {}
         """Those that have not been returned, for reading."""
         self.suspects: dict[int, Credit] = {}
-        """Those by number of requests that may end their instances, while these work on them; for reading."""
+        """Those by number of requests that may end their instances, while these work on them and until they have computed something
+        of them; for reading."""
         self.leases: dict[str, set[LeaseId]] = {}
         """Leases without a credit, by instance, for reading."""
         self.promised_kv_tokens = 0
-        """KV memory for answers that will be handed over, to an instance that is not chosen yet."""
+        """KV memory for answers that will be transferred, to an instance that is not chosen yet."""
         self._last = 0
 
-    def grant(self, credit: Credit, item: int | None, now_s: float, hedge_after_s: float = inf) -> Grant:
-        """Give it to its instance, which has been described."""
+    def grant(
+        self, credit: Credit, item: int | None, now_s: float, hedge_after_s: float = inf, *, suspect: bool = False
+    ) -> Grant:
+        """Give it to its instance, which has been described. ``suspect``: the request may end the instance."""
         instance = self._instances.by_name[credit.name]
         if instance.info is None:
             raise AssertionError("a chosen instance has been described")
@@ -83,11 +84,11 @@ class CreditLedger:
         if credit.content is not None:
             self._instances.directory.began(credit.content, credit.name)
         self.by_number[self._last] = credit
-        if credit.suspect:
+        if suspect:
             self.suspects[self._last] = credit
         if instance.stages[credit.stage].health.reason is not None:
             instance.probe(credit.stage, self._last, now_s)
-        here_tokens = 0 if credit.hands_over else credit.kv_tokens
+        here_tokens = 0 if credit.transfers_kv else credit.kv_tokens
         self.promised_kv_tokens += credit.kv_tokens - here_tokens
         instance.give(credit.stage, credit.tokens, credit.nbytes, credit.output_tokens, here_tokens)
         if credit.prepare_s:
@@ -119,13 +120,11 @@ class CreditLedger:
         """It may end the instances that work on it."""
         for number, credit in self.by_number.items():
             if credit.request == request and credit.working:
-                credit.suspect = True
                 self.suspects[number] = credit
 
     def is_cleared(self, number: int) -> None:
         """Its instance has computed something of it."""
-        if (credit := self.suspects.pop(number, None)) is not None:
-            credit.suspect = False
+        self.suspects.pop(number, None)
 
     def give_back(self, number: int) -> Credit | None:
         """End it. Returns it, or None if it was returned before."""
@@ -133,7 +132,7 @@ class CreditLedger:
         if credit is not None:
             self.work_ended(number)
             del self.by_number[number]
-            here_tokens = 0 if credit.hands_over else credit.kv_tokens
+            here_tokens = 0 if credit.transfers_kv else credit.kv_tokens
             self.promised_kv_tokens -= credit.kv_tokens - here_tokens
             self._instances.by_name[credit.name].take_back(credit.stage, credit.nbytes, here_tokens, credit.report)
         return credit
@@ -161,7 +160,7 @@ class CreditLedger:
             credit = self.by_number.pop(number)
             self.suspects.pop(number, None)
             self._call_ended(credit)
-            if credit.hands_over:
+            if credit.transfers_kv:
                 self.promised_kv_tokens -= credit.kv_tokens
 
     def _call_ended(self, credit: Credit) -> None:
@@ -177,7 +176,7 @@ class CreditLedger:
             assert self.holds(instance) or not instance.leaving, f"{name}: leaving with nothing left"
             prepare_us = sum(round(1e6 * credit.prepare_s) for credit in working.values())
             assert instance.own_prepare_us == prepare_us, f"{name}: preprocessing"
-            kv_tokens = sum(credit.kv_tokens for credit in out.values() if not credit.hands_over)
+            kv_tokens = sum(credit.kv_tokens for credit in out.values() if not credit.transfers_kv)
             assert instance.own_kv_tokens == kv_tokens, f"{name}: KV memory"
             for stage, stage_credits in instance.stages.items():
                 running = {number: credit for number, credit in working.items() if credit.stage is stage}
@@ -189,9 +188,9 @@ class CreditLedger:
                 assert stage_credits.own_pending == len(running), f"{name}: pending"
                 assert stage_credits.own_bytes == nbytes, f"{name}: bytes"
                 assert stage_credits.health.probes <= running.keys(), f"{name}: probes"
-        suspects = {number: credit for number, credit in self.by_number.items() if credit.suspect and credit.working}
-        assert self.suspects == suspects, "suspects"
-        promised = sum(credit.kv_tokens for credit in self.by_number.values() if credit.hands_over)
+        working = {number: credit for number, credit in self.by_number.items() if credit.working}
+        assert self.suspects.items() <= working.items(), "suspects"
+        promised = sum(credit.kv_tokens for credit in self.by_number.values() if credit.transfers_kv)
         assert self.promised_kv_tokens == promised, "promises of KV memory"
         known = self._instances.by_name.keys()
         assert {credit.name for credit in self.by_number.values()} <= known, "credits of an unknown instance"

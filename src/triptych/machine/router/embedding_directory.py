@@ -78,7 +78,7 @@ class EmbeddingDirectory:
 
     # --- what encoders publish ---------------------------------------------------------------------------------------
 
-    def told(self, name: str, hints: EmbeddingHints) -> bool:
+    def apply_hints(self, name: str, hints: EmbeddingHints) -> bool:
         """Apply a report. Returns whether the reports must start over, as one is missing; this is returned once."""
         known = self._sequences.get(name)
         if hints.sequence == 1:

@@ -10,7 +10,7 @@ from triptych.domain.membership import Member
 from triptych.domain.stage import Role, Stage
 from triptych.machine.router.health import BackoffReason, Health
 from triptych.policy.backlog import Backlog
-from triptych.policy.handoff import KvRoom
+from triptych.policy.kv_transfer import KvRoom
 from triptych.policy.placement.pool import Candidate, Pool, TextLoad, TextTraits
 
 Stages = tuple[Stage, ...]
@@ -84,7 +84,7 @@ class Instance:
     duplicate: bool = False
     """Another member, under another address, is the same process and is used instead."""
     state: InstanceState = InstanceState.NOT_SEEN
-    told: frozenset[Stage] | None = None
+    reported_stages: frozenset[Stage] | None = None
     """The stages of its last load report, if it switches; None before."""
     reports: int = 0
     credits: int = 0
@@ -115,7 +115,7 @@ class Instance:
         """The stages that it serves now; none until it has been seen."""
         if self.info is None:
             return frozenset()
-        return self.info.role.stages if self.told is None else self.told
+        return self.info.role.stages if self.reported_stages is None else self.reported_stages
 
     @property
     def process(self) -> tuple[str, int] | None:
@@ -154,7 +154,7 @@ class Instance:
         """Store the description. Returns whether the process has restarted."""
         restarted = self.info is not None and self.info.epoch != info.epoch
         if restarted:
-            self.draining, self.told = False, None
+            self.draining, self.reported_stages = False, None
             for stage_credits in self.stages.values():
                 stage_credits.reported(None)
                 stage_credits.full_until_s, stage_credits.health = -inf, Health()
@@ -168,11 +168,11 @@ class Instance:
         """
         changed, self.draining = self.draining is not load.draining, load.draining
         if self.info is not None and self.info.switchable is not None and self.served != load.stages.keys():
-            self.told, changed = frozenset(load.stages), True
+            self.reported_stages, changed = frozenset(load.stages), True
         self.reports += 1
         self.new_kv_tokens = 0
         for stage, stage_credits in self.stages.items():
-            if stage in load.stages or self.told is not None or stage_credits.load is None:
+            if stage in load.stages or self.reported_stages is not None or stage_credits.load is None:
                 stage_credits.reported(load.stages.get(stage))
         if expected_tokens is not None and Stage.DECODE in load.stages:
             self.stages[Stage.DECODE].known_tokens = expected_tokens
@@ -344,7 +344,7 @@ class Instance:
             arena_bytes, max_items = info.arena_bytes, info.max_items
         elif info is not None:
             prefill_only = not self.serves((Stage.DECODE,))
-            text = TextTraits(prefill_only, info.continues, info.prefills_early, info.hands_over, info.kv_kind)
+            text = TextTraits(prefill_only, info.continues, info.prefills_early, info.transfers_kv, info.kv_kind)
         instance_id = "" if info is None else info.instance_id
         return Candidate(self.name, self.usable, 0, 0, arena_bytes, 0, max_items, instance_id=instance_id, text=text)
 

@@ -15,8 +15,8 @@ class KeptPool:
 
     Part of ``machine.router.instances.Instances``, which alone sets its members.
 
-    A row is kept until its instance changes, which it notes in ``changed``, or until its time is up, and is put again when the pool is
-    read next.
+    A row is kept until its instance changes, which it notes in ``changed``, or until its time is up. It is put again when the pool
+    is read next.
     """
 
     def __init__(

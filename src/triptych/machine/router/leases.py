@@ -17,7 +17,7 @@ _LAST_TRY_S = 0.5
 
 
 @dataclass(slots=True)
-class Leases:
+class AttemptLeases:
     """Owner of the leases on what one attempt has left at its instance: an embedding, or segments of keys and values.
 
     Part of ``machine.router.request.RequestMachine``, which alone changes it. The router holds leases of its own; each reader
@@ -52,14 +52,16 @@ class Leases:
     """When to extend the leases; never if they last as long as the request may, and never those on segments."""
 
     @classmethod
-    def requested(cls, grant: Grant, new_lease: Callable[[], LeaseId], now_s: float, lease_s: float) -> "Leases":
+    def requested(cls, grant: Grant, new_lease: Callable[[], LeaseId], now_s: float, lease_s: float) -> "AttemptLeases":
         """Choose the ids of leases on an embedding, which are about to be requested with it."""
         router, reader = new_lease(), new_lease()
         return cls(grant, True, (reader,), (router, reader), now_s, lease_s, is_pending=True)
 
     @classmethod
-    def handed_over(cls, grant: Grant, segments: Sequence[SealedSegment], used: int, until_s: float) -> "Leases":
-        """Leases that were granted with these segments until then at least. The first ``used`` are sent to readers."""
+    def kv_transferred(
+        cls, grant: Grant, segments: Sequence[SealedSegment], used: int, until_s: float
+    ) -> "AttemptLeases":
+        """AttemptLeases that were granted with these segments until then at least. The first ``used`` are sent to readers."""
         placements = [sealed.placement for sealed in segments[:used]]
         readers = tuple([placement.ticket.lease_id for placement in placements])
         return cls(

@@ -4,18 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from triptych.domain.stage import Stage
+from triptych.machine.router.cluster_limits import ClusterLimits
 from triptych.machine.router.instances import ENCODE, TEXT, Instances
 from triptych.machine.router.shared_events import TextWanted
 from triptych.policy.lending import MOST_MOVES, Lender, LenderState, Lending
-
-
-@dataclass(frozen=True, slots=True)
-class LendingLimits:
-    """As in ``ClusterLimits``."""
-
-    above: int
-    most: int
-    patience_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +41,7 @@ class Lenders:
     Part of ``machine.router.text_places.TextPlaces``, which alone changes it.
     """
 
-    def __init__(self, instances: Instances, policy: Lending | None, limits: LendingLimits) -> None:
+    def __init__(self, instances: Instances, policy: Lending | None, limits: ClusterLimits) -> None:
         """Without a policy there are none."""
         self._instances = instances
         self._policy = policy
@@ -106,8 +98,8 @@ class Lenders:
         for name, state in self.states.items():
             instance = self._instances.by_name[name]
             items = instance.pending(Stage.ENCODE)
-            lender = Lender(state, items, instance.requests, self._limits.most)
-            self.states[name] = self._policy(lender, waiting=waiting, above=self._limits.above)
+            lender = Lender(state, items, instance.requests, self._limits.max_lent)
+            self.states[name] = self._policy(lender, waiting=waiting, above=self._limits.lend_above)
             if items:
                 self._busy_since_s.setdefault(name, now_s)
             else:
@@ -129,7 +121,7 @@ class Lenders:
     def last_waiting(self) -> tuple[int, TextWanted, str] | None:
         """Of the requests that may go to a lender, the one that would be served last: its credit, and where it waits."""
         able = [
-            (placed.wanted.turn, credit, placed)
+            (placed.wanted.queue_position, credit, placed)
             for credit, placed in self._placed.items()
             if not placed.started and placed.name not in self.states and placed.wanted.moves < MOST_MOVES
         ]
@@ -140,7 +132,7 @@ class Lenders:
 
     def held_up(self, now_s: float) -> Sequence[tuple[int, TextWanted]]:
         """By credit, the requests without a token at lenders that have had items for too long."""
-        busy = {name for name, since_s in self._busy_since_s.items() if now_s - since_s >= self._limits.patience_s}
+        busy = {name for name, since_s in self._busy_since_s.items() if now_s - since_s >= self._limits.lent_patience_s}
         if not busy:
             return ()
         return [(credit, placed.wanted) for credit, placed in self._placed.items() if placed.name in busy]

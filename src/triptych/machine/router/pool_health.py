@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from triptych.domain.stage import Stage
 from triptych.machine.router.cluster_events import ClusterEffect, Logged
+from triptych.machine.router.cluster_limits import ClusterLimits
 from triptych.machine.router.credit_ledger import Credit
 from triptych.machine.router.encode_times import EncodeTimes
 from triptych.machine.router.health import BackoffReason
@@ -19,19 +20,15 @@ _SUSPICIOUS = 1.5
 
 @dataclass(slots=True)
 class PoolHealth:
-    """Part of ``machine.router.cluster.ClusterMachine``, which has the limits."""
+    """Part of ``machine.router.cluster.ClusterMachine``."""
 
     instances: Instances
-    first_backoff_s: float
-    longest_backoff_s: float
-    max_failures_in_row: int
-    max_backoff_share: float
-    outlier_factor: float
+    limits: ClusterLimits
     times: EncodeTimes = field(default_factory=EncodeTimes)
 
     def failed(self, instance: Instance, stage: Stage, reason: BackoffReason, now_s: float) -> list[ClusterEffect]:
         """Count a failure, and start a backoff if one is due. One engine failure suffices."""
-        most = 1 if reason is BackoffReason.ENGINE else self.max_failures_in_row
+        most = 1 if reason is BackoffReason.ENGINE else self.limits.max_failures_in_row
         return self._back_off(instance, stage, reason, now_s) if instance.failed(stage, reason, most, now_s) else []
 
     def worked(self, credit: Credit) -> None:
@@ -53,11 +50,15 @@ class PoolHealth:
             if relative is None or relative < _SUSPICIOUS:
                 encoder.worked(Stage.ENCODE, BackoffReason.LATENCY)
                 return []
-            slow = self.outlier_factor and self.times.is_slow(encoder.name, self._others(encoder), self.outlier_factor)
+            slow = self.limits.outlier_factor and self.times.is_slow(
+                encoder.name, self._others(encoder), self.limits.outlier_factor
+            )
             return self._too_slow(encoder, now_s) if slow else []
         if health.reason is BackoffReason.LATENCY and number in health.probes:
             relative = self.times.relative(credit.pending_tokens, time_s)
-            if relative is not None and self.times.was_slow(relative, self._others(encoder), self.outlier_factor):
+            if relative is not None and self.times.was_slow(
+                relative, self._others(encoder), self.limits.outlier_factor
+            ):
                 return self._too_slow(encoder, now_s)
             encoder.worked(Stage.ENCODE, BackoffReason.LATENCY)
         return []
@@ -72,8 +73,8 @@ class PoolHealth:
             self.times.took_at_least(credit.tokens, now_s - credit.granted_s)
         elif number not in health.probes:
             return []
-        most = self.max_failures_in_row
-        due = self.outlier_factor and encoder.failed(Stage.ENCODE, BackoffReason.LATENCY, most, now_s)
+        most = self.limits.max_failures_in_row
+        due = self.limits.outlier_factor and encoder.failed(Stage.ENCODE, BackoffReason.LATENCY, most, now_s)
         return self._too_slow(encoder, now_s) if due else []
 
     def _too_slow(self, encoder: Instance, now_s: float) -> list[ClusterEffect]:
@@ -89,10 +90,10 @@ class PoolHealth:
         members = self.instances.pools[self.instances.pool_of(stage)].members.values()
         pool = [member for member in members if member.usable]
         others = sum(member.stages[stage].health.in_backoff(now_s) for member in pool if member is not instance)
-        if instance.usable and not may_eject(len(pool), others, self.max_backoff_share):
+        if instance.usable and not may_eject(len(pool), others, self.limits.max_backoff_share):
             return []
         length_s = instance.back_off(
-            stage, reason, now_s, first_s=self.first_backoff_s, longest_s=self.longest_backoff_s
+            stage, reason, now_s, first_s=self.limits.first_backoff_s, longest_s=self.limits.longest_backoff_s
         )
         return [Logged(instance.name, f"in backoff for {length_s:g} s: {reason.value}")]
 

@@ -4,7 +4,7 @@
     PREPARING -> WAITING -> ENCODING -> DISPATCHING -> STREAMING -> DONE | FAILED | CANCELLED
                                +------> HOLDING -> DONE
 
-A chat is dispatched to a text instance. If that one computes the prompt only, it is dispatched again once it is handed over,
+A chat is dispatched to a text instance. If that one computes the prompt only, it is dispatched again once it is transferred,
 after its first token: from STREAMING back to DISPATCHING (docs/adr/0044). While it waits there it may be moved to another one: from
 DISPATCHING to DISPATCHING (docs/adr/0047). A resolve ends in HOLDING: its caller is told where the items are, and they are held
 until it leaves or the deadline passes.
@@ -40,12 +40,12 @@ from triptych.errors import (
     Unavailable,
 )
 from triptych.machine.router.attempts import Attempt, Ending, TextAttempts
-from triptych.machine.router.leases import Leases, leases_of
+from triptych.machine.router.leases import AttemptLeases, leases_of
 from triptych.machine.router.losses import Losses
 from triptych.machine.router.request_events import (
     Abort,
     After,
-    AnswerHandedOver,
+    AnswerTransferred,
     AttemptKind,
     End,
     Failed,
@@ -97,7 +97,7 @@ class RequestPhase(Enum):
     CANCELLED = "cancelled"
 
     @property
-    def over(self) -> bool:
+    def has_ended(self) -> bool:
         return self in _ENDS
 
     @property
@@ -232,10 +232,10 @@ class RequestMachine:
         losses = max((item.losses for item in self._items), default=0)
         assert losses <= self._limits.max_encode_attempts, "attempts"
         segments = self._texts.segment_leases
-        waits = self._phase in {RequestPhase.PREPARING, RequestPhase.WAITING} or self._phase.over
-        if waits or (self._phase is RequestPhase.STREAMING and not self._texts.hands_over):
+        waits = self._phase in {RequestPhase.PREPARING, RequestPhase.WAITING} or self._phase.has_ended
+        if waits or (self._phase is RequestPhase.STREAMING and not self._texts.transfers_kv):
             assert self.holds == 0, f"{self._phase.value} holds credits"
-        if self._phase.over or (self._phase is RequestPhase.STREAMING and not self._texts.hands_over):
+        if self._phase.has_ended or (self._phase is RequestPhase.STREAMING and not self._texts.transfers_kv):
             assert segments is None, f"{self._phase.value} holds segments"
         if self._phase is not RequestPhase.ENCODING:
             assert self._texts.kept is None, f"{self._phase.value} with a place that is kept"
@@ -246,11 +246,11 @@ class RequestMachine:
             held = [*self._items.leases, *([] if segments is None else [segments])]
             busy = any(leases.is_pending for leases in held)
             assert busy or self._reserving or self._pauses, "is encoding without a call, reservation or pause"
-        if self._phase in {RequestPhase.DISPATCHING, RequestPhase.HOLDING} and not self._texts.hands_over:
+        if self._phase in {RequestPhase.DISPATCHING, RequestPhase.HOLDING} and not self._texts.transfers_kv:
             assert self._items.are_ready, "dispatched or resolved before every item was there"
-        assert self._phase.over or not self.losses.too_many, "goes on after too many losses"
-        assert self._phase.over == (self._times.over_s is not None), "over before its end"
-        assert not (self._phase.over and (self._pauses or self._texts.current)), "a finished request goes on"
+        assert self._phase.has_ended or not self.losses.too_many, "goes on after too many losses"
+        assert self._phase.has_ended == (self._times.over_s is not None), "over before its end"
+        assert not (self._phase.has_ended and (self._pauses or self._texts.current)), "a finished request goes on"
 
     # --- events ------------------------------------------------------------------------------------------------------
 
@@ -268,8 +268,8 @@ class RequestMachine:
                 return effects + self._prefill_early(now_s)
             case Moved():
                 return self._moved(event, now_s)
-            case AnswerHandedOver():
-                return self._handed_over(event, now_s)
+            case AnswerTransferred():
+                return self._kv_transferred(event, now_s)
             case _ if self._times.over_s is not None:
                 return []
             case Prepared():
@@ -349,9 +349,9 @@ class RequestMachine:
             return self._text_granted(grant, now_s)
         item = self._items[grant.item]
         wanted = item.may_be_hedged if grant.hedges else item.index in self._reserving
-        if not wanted or self._phase.over:
+        if not wanted or self._phase.has_ended:
             return [_not_wanted(grant)]
-        encode = item.begin(grant, self._wants.encode_turn, self._new_lease, now_s, self._lease_s(now_s))
+        encode = item.begin(grant, self._wants.encode_queue_position, self._new_lease, now_s, self._lease_s(now_s))
         if grant.hedges:
             return [encode]
         self._reserving -= {item.index}
@@ -376,7 +376,7 @@ class RequestMachine:
         return self._requeue(error, now_s)
 
     def _requeue(self, error: TriptychError, now_s: float) -> list[RequestEffect]:
-        """Release everything and, after a pause, wait again at the old place, as turns go by the arrival."""
+        """Release everything and, after a pause, wait again at the old place, as queue positions go by the arrival."""
         self._reserving = frozenset()
         self._pauses.clear()
         effects = self._texts.give_up_place(now_s, error.message) + self._release(error.message, now_s)
@@ -463,7 +463,7 @@ class RequestMachine:
     def _renewed(self, event: Renewed, now_s: float) -> list[RequestEffect]:
         """Leases were extended, or granted for another reader."""
         renew, tickets = event.renew, event.tickets
-        attempt = self._items.attempt_of(renew.credit) or self._texts.handed_over
+        attempt = self._items.attempt_of(renew.credit) or self._texts.kv_transferred
         leases = None if attempt is None or attempt.grant.credit != renew.credit else attempt.leases
         if renew.extends:
             if leases is None or not tickets:
@@ -481,8 +481,8 @@ class RequestMachine:
         """Do without the ticket for another reader. There is none, or one of something else: then an ``error`` is missing."""
         item = self._items.of(attempt)
         wrong = InternalError(f"encoder {attempt.grant.instance_id} leased another embedding than requested")
-        if self._texts.hands_over:
-            # The prompt is computed with the item, which is encoded again once the answer is handed over.
+        if self._texts.transfers_kv:
+            # The prompt is computed with the item, which is encoded again once the answer is transferred.
             return item.lose(attempt, error or wrong, now_s)
         if error is None:
             return self._encode_elsewhere(attempt, wrong, now_s)
@@ -490,7 +490,7 @@ class RequestMachine:
             return self._encode_again([item], error, now_s)
         return self._end(RequestPhase.FAILED, error, now_s)
 
-    def _renew(self, sent: Iterable[Leases], now_s: float, reason: str) -> list[RequestEffect]:
+    def _renew(self, sent: Iterable[AttemptLeases], now_s: float, reason: str) -> list[RequestEffect]:
         """Request leases for another reader, as one has got the tickets."""
         lease_s = self._lease_s(now_s)
         return [effect for leases in sent for effect in leases.renew(self._new_lease, now_s, lease_s, reason)]
@@ -561,7 +561,7 @@ class RequestMachine:
             return []
         if self._phase is not RequestPhase.DISPATCHING or self._texts.current is not None:
             return [_not_wanted(grant)]
-        kind = AttemptKind.PREFILL if grant.hands_over else AttemptKind.WHOLE
+        kind = AttemptKind.PREFILL if grant.transfers_kv else AttemptKind.WHOLE
         if self._wants.begun:
             kind = AttemptKind.DECODE
         segments = self._texts.send_segments()
@@ -571,9 +571,9 @@ class RequestMachine:
             grant.name,
             kind,
             self._items.placements(),
-            self._wants.text_turn,
+            self._wants.text_queue_position,
             kv_segments=segments,
-            kv_lease_s=self._lease_s(now_s) if grant.hands_over else self._limits.max_lease_s,
+            kv_lease_s=self._lease_s(now_s) if grant.transfers_kv else self._limits.max_lease_s,
             prefix=() if segments else grant.prefix,
         )
         return [generate]
@@ -599,8 +599,8 @@ class RequestMachine:
         if (kept := self._texts.kept) is None:
             return [self._text_wanted("items are missing", early=True)]
         self._texts.begin(AttemptKind.EARLY_PREFILL, kept, now_s, tokens)
-        placements, turn = self._items.placements(count), self._wants.text_turn
-        generate = Generate(kept.credit, kept.name, AttemptKind.EARLY_PREFILL, placements, turn, tokens)
+        placements, queue_position = self._items.placements(count), self._wants.text_queue_position
+        generate = Generate(kept.credit, kept.name, AttemptKind.EARLY_PREFILL, placements, queue_position, tokens)
         return [generate, *self._renew(self._items.leases_of(count), now_s, "a beginning was sent with it")]
 
     def _prefilled_early(self, credit: int, now_s: float) -> list[RequestEffect]:
@@ -650,14 +650,14 @@ class RequestMachine:
         self.losses.got_further()
         self._texts.sent[-1].first_token_s = now_s
         read = self._items.read()
-        if self._texts.hands_over:
+        if self._texts.transfers_kv:
             return read
         return read + self._release("the text instance has what it needs", now_s)
 
     def _release(self, reason: str, now_s: float) -> list[RequestEffect]:
         """Give back all that is held for text instances."""
         effects = self._items.release(reason, now_s)
-        return effects if self._texts.handed_over is None else effects + self._texts.release_segments(reason)
+        return effects if self._texts.kv_transferred is None else effects + self._texts.release_segments(reason)
 
     def _text_reported(self, what: Ready | Finished, now_s: float) -> list[RequestEffect]:
         if isinstance(what, Ready):
@@ -667,13 +667,13 @@ class RequestMachine:
         return self._end(RequestPhase.DONE, None, now_s) if len(finished) == self._choices else []
 
     def _text_is_ready(self, ready: Ready, now_s: float) -> list[RequestEffect]:
-        """Renew the leases if it hands over: those for the next instance are there when the prompt is computed."""
+        """Renew the leases if it transfers: those for the next instance are there when the prompt is computed."""
         attempt = self._texts.sent[-1]
         attempt.ready, attempt.ready_s = ready, now_s
-        if not attempt.grant.hands_over or self._phase is not RequestPhase.DISPATCHING:
+        if not attempt.grant.transfers_kv or self._phase is not RequestPhase.DISPATCHING:
             return []
         sent = [leases for leases in self._items.leases if not leases.is_pending]
-        return self._renew(sent, now_s, "the answer will be handed over")
+        return self._renew(sent, now_s, "the answer will be transferred")
 
     def _text_failed(self, error: TriptychError, now_s: float, *, drains: bool) -> list[RequestEffect]:
         named = error.items if isinstance(error, TransferFailed) and self._phase is RequestPhase.DISPATCHING else ()
@@ -702,15 +702,15 @@ class RequestMachine:
         self._texts.kept = grant if keeps else None
         return [*effects, Abort(event.credit, event.reason), *self._place_missing(event.reason, now_s)]
 
-    def _handed_over(self, event: AnswerHandedOver, now_s: float) -> list[RequestEffect]:
+    def _kv_transferred(self, event: AnswerTransferred, now_s: float) -> list[RequestEffect]:
         """Choose the instance that goes on, by the loads of now: this one has done its part, or drains."""
-        if self._phase.over or not self._texts.has(event.credit):
+        if self._phase.has_ended or not self._texts.has(event.credit):
             return _too_late(event.name, leases_of(event.segments))
-        effects = self._texts.hand_over(event, now_s)
+        effects = self._texts.transfer_kv(event, now_s)
         if not self._texts.may_follow:
-            error = InternalError("the answer was handed over again and again")
+            error = InternalError("the answer was transferred again and again")
             return effects + self._end(RequestPhase.FAILED, error, now_s)
-        return effects + self._place_missing("the answer was handed over", now_s)
+        return effects + self._place_missing("the answer was transferred", now_s)
 
     # --- ends --------------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from triptych.domain.embedding import LeaseId, Ticket
 from triptych.domain.generation import Finished, Placement, Ready
 from triptych.domain.item_plan import ItemPlan
 from triptych.domain.kv_segment import KnownSegment, KvPlacement, SealedSegment
+from triptych.domain.queue_position import QueuePosition
 from triptych.domain.record import record
 from triptych.domain.resolving import ResolvedItem
 from triptych.domain.slo import NOTHING_EXPECTED, Expected
@@ -27,7 +28,6 @@ from triptych.machine.router.shared_events import (
     Release,
     TextWanted,
 )
-from triptych.policy.queueing import Turn
 
 # --- events ----------------------------------------------------------------------------------------------------------
 
@@ -53,7 +53,7 @@ class TextReported:
 
 
 @record
-class AnswerHandedOver:
+class AnswerTransferred:
     """The text instance has ended its call before the answer. The answer goes on after what it has sent, with these segments."""
 
     credit: int
@@ -106,7 +106,7 @@ class Encode:
     reader_lease: LeaseId
     router_lease: LeaseId
     lease_s: float
-    turn: Turn
+    queue_position: QueuePosition
     """Its position in the encoder's queue."""
     reason: str
 
@@ -118,7 +118,7 @@ class AttemptKind(Enum):
     EARLY_PREFILL = "early prefill"
     """It computes the prompt up to an item that is still being encoded (docs/adr/0043)."""
     PREFILL = "prefill"
-    """It stops after the first token of each choice, and hands over."""
+    """It stops after the first token of each choice, and transfers."""
     DECODE = "decode"
     """It goes on with the answer that has been sent so far."""
     WHOLE = "whole"
@@ -133,14 +133,14 @@ class Generate:
     name: str
     kind: AttemptKind
     placements: tuple[Placement, ...]
-    turn: Turn
+    queue_position: QueuePosition
     """Its position in the queues there."""
     tokens: int | None = None
     """Tokens of the prompt, for an early prefill; None for all."""
     kv_segments: tuple[KvPlacement, ...] = ()
     """Keys and values that it may pull instead of computing them."""
     kv_lease_s: float = 0.0
-    """How long it keeps those that it hands over."""
+    """How long it keeps those that it transfers."""
     prefix: tuple[KnownSegment, ...] = ()
     """Segments of the prompt that others are believed to hold: those that can be leased are sent with it."""
 
@@ -226,7 +226,7 @@ RequestEvent = (
     | Renewed
     | FirstToken
     | TextReported
-    | AnswerHandedOver
+    | AnswerTransferred
     | PrefilledEarly
     | CallFailed
     | Resumed

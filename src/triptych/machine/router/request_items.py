@@ -8,16 +8,16 @@ from triptych.domain.embedding import LeaseId, Ticket, embedding_tokens, whole_k
 from triptych.domain.encoding import EncodeResult
 from triptych.domain.generation import Placement, Ready
 from triptych.domain.item_plan import ItemPlan
+from triptych.domain.queue_position import QueuePosition
 from triptych.domain.resolving import ResolvedItem
 from triptych.domain.timeline import ItemTimeline
 from triptych.errors import InternalError, TransferFailed, TriptychError
 from triptych.machine.router.attempts import Attempt, Ending
-from triptych.machine.router.leases import Leases
+from triptych.machine.router.leases import AttemptLeases
 from triptych.machine.router.prompt_identity import IdentifiedItem
 from triptych.machine.router.request_events import After, AttemptKind, Encode, RequestEffect, Signal
 from triptych.machine.router.shared_events import EmbeddingGone, EmbeddingsRead, Grant, HedgeWanted, Overtaken
 from triptych.policy.placement.wants import Want
-from triptych.policy.queueing import Turn
 
 _HEDGE_AGAIN = 0.25
 """A hedge that is not granted is wanted again after this share of the time that the item has taken so far."""
@@ -107,9 +107,16 @@ class RequestItem:
         want, held = self.want, self.held
         return want if held is None else replace(want, exclude=want.exclude | {held.grant.name})
 
-    def begin(self, grant: Grant, turn: Turn, new_lease: Callable[[], LeaseId], now_s: float, lease_s: float) -> Encode:
+    def begin(
+        self,
+        grant: Grant,
+        queue_position: QueuePosition,
+        new_lease: Callable[[], LeaseId],
+        now_s: float,
+        lease_s: float,
+    ) -> Encode:
         """Start an attempt, with its position in the encoder's queue."""
-        leases = Leases.requested(grant, new_lease, now_s, lease_s)
+        leases = AttemptLeases.requested(grant, new_lease, now_s, lease_s)
         attempt = Attempt(AttemptKind.ENCODE, grant, now_s, leases)
         self.attempts.append(attempt)
         if grant.hedges:
@@ -124,7 +131,7 @@ class RequestItem:
             reader_lease=leases.readers[0],
             router_lease=leases.lease_ids[0],
             lease_s=lease_s,
-            turn=turn,
+            queue_position=queue_position,
             reason=grant.reason,
         )
 
@@ -245,11 +252,11 @@ class RequestItems:
     # --- what is held ------------------------------------------------------------------------------------------------
 
     @property
-    def leases(self) -> list[Leases]:
+    def leases(self) -> list[AttemptLeases]:
         """The leases that are held at encoders, or requested."""
         return [held.leases for item in self._items if (held := item.held) is not None and held.leases is not None]
 
-    def leases_of(self, count: int) -> list[Leases]:
+    def leases_of(self, count: int) -> list[AttemptLeases]:
         """The leases of the first ``count`` items."""
         return [
             held.leases for item in self._items[:count] if (held := item.held) is not None and held.leases is not None

@@ -89,7 +89,7 @@ class RequestTimes:
             early_tokens=early.tokens if early is not None and early.ended is not Ending.FAILED else 0,
             prefix_tokens=ready.kv.pulled_tokens if ready and ready.kv else 0,
             prefill_instance="" if answer.prefilled is None else answer.prefilled.grant.instance_id,
-            handover_s=answer.handover_s,
+            kv_transfer_s=answer.kv_transfer_s,
             kv_pulled_tokens=kv.pulled_tokens,
             kv_cached_tokens=kv.cached_tokens,
             kv_computed_tokens=kv.computed_tokens,
@@ -105,41 +105,41 @@ class _Answer:
         """Begin with ``continued_s``, if another router began the answer: here it is interrupted from that time on."""
         self.first_token_s = self._broke_s = continued_s
         """``_broke_s``: when its stream broke, until it goes on."""
-        self._handed_over_s: float | None = None
-        """When it was handed over, until it goes on."""
+        self._kv_transferred_s: float | None = None
+        """When it was transferred, until it goes on."""
         self.ready: Ready | None = None
         self.kv: KvReport | None = None
-        """How the keys and values arrived that were handed over last."""
+        """How the keys and values arrived that were transferred last."""
         self.prefilled: TextAttempt | None = None
-        """The first attempt that handed over."""
+        """The first attempt that transferred."""
         self.continuations = 0
-        self.interrupted_s = self.handover_s = 0.0
+        self.interrupted_s = self.kv_transfer_s = 0.0
 
     def attempted(self, attempt: TextAttempt, *, is_last: bool) -> None:
         """Take the next attempt into account. ``is_last``: the request ended with it."""
-        if attempt.ready is not None and self._handed_over_s is None:
+        if attempt.ready is not None and self._kv_transferred_s is None:
             self.ready = attempt.ready
         elif attempt.ready is not None:
             self.kv = attempt.ready.kv
         if attempt.first_token_s is not None:
             self._goes_on(attempt.first_token_s)
-        if attempt.ended is Ending.HANDED_OVER:
+        if attempt.ended is Ending.KV_TRANSFERRED:
             self.prefilled = self.prefilled or attempt
-            self._handed_over_s = attempt.ended_s if self._handed_over_s is None else self._handed_over_s
+            self._kv_transferred_s = attempt.ended_s if self._kv_transferred_s is None else self._kv_transferred_s
         elif attempt.ended is None or attempt.ended is Ending.RELEASED or is_last:
             pass
         elif attempt.first_token_s is not None:
             self._broke_s = attempt.ended_s
-        elif self._handed_over_s is None:
+        elif self._kv_transferred_s is None:
             self.ready = None  # it is reported again
 
     def _goes_on(self, token_s: float) -> None:
         """The first token of an attempt has come."""
         if self.first_token_s is None:
             self.first_token_s = token_s
-        if self._handed_over_s is not None:
-            self.handover_s += token_s - self._handed_over_s
-            self._handed_over_s = None
+        if self._kv_transferred_s is not None:
+            self.kv_transfer_s += token_s - self._kv_transferred_s
+            self._kv_transferred_s = None
         if self._broke_s is not None:
             self.continuations += 1
             self.interrupted_s += token_s - self._broke_s
@@ -149,5 +149,5 @@ class _Answer:
         """Count what has not gone on until ``end_s``."""
         if self._broke_s is not None:
             self.interrupted_s += end_s - self._broke_s
-        if self._handed_over_s is not None:
-            self.handover_s += end_s - self._handed_over_s
+        if self._kv_transferred_s is not None:
+            self.kv_transfer_s += end_s - self._kv_transferred_s

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from math import inf
 
+from triptych.domain.queue_position import FIRST_COME, QueuePosition
 from triptych.domain.slo import NOTHING_EXPECTED, Expected
 from triptych.domain.stage import Stage
 from triptych.machine.router.attempts import TextAttempts
@@ -12,7 +13,7 @@ from triptych.machine.router.request_items import RequestItems
 from triptych.machine.router.shared_events import CreditsWanted, TextWanted
 from triptych.policy.fairness import UNSHARED, Share
 from triptych.policy.policies import Ordering
-from triptych.policy.queueing import FIRST_COME, Turn, by_slo
+from triptych.policy.queueing import by_slo
 
 
 class RequestWants:
@@ -43,7 +44,7 @@ class RequestWants:
         """The prompt, if the beginning of it is to be looked for at other instances."""
         self.begun = False
         """Some of its answer has been sent: it is never too late to begin."""
-        self.encode_turn = self.text_turn = FIRST_COME
+        self.encode_queue_position = self.text_queue_position = FIRST_COME
         """Its position in the queues of encoders and of text instances, as of the last time that it wanted places there."""
 
     def prepared(self, event: Prepared) -> None:
@@ -57,22 +58,22 @@ class RequestWants:
         """Ask for a place for each of these items."""
         alone = self._expected.isolated
         needs_s = 0.0 if alone is None else alone.prefill_s + alone.encode_s
-        self.encode_turn = self._turn(needs_s, self._share(Stage.ENCODE))
+        self.encode_queue_position = self._queue_position(needs_s, self._share(Stage.ENCODE))
         wants = tuple([items[index].want for index in wanted])
-        return CreditsWanted(self._number, wants, wait, self.encode_turn, reason, again, suspect)
+        return CreditsWanted(self._number, wants, wait, self.encode_queue_position, reason, again, suspect)
 
     def text_instance(
         self, items: RequestItems, texts: TextAttempts, reason: str, *, early: bool = False, suspect: bool = False
     ) -> TextWanted:
         """Ask for a place at a text instance; for an ``early`` prefill it is still among those that wait for encoders."""
-        handed = texts.handed_over
+        handed = texts.kv_transferred
         segments = () if handed is None else handed.kv_segments
         holders = items.nbytes_by_encoder()
         if handed is not None and segments:
             holders[handed.grant.instance_id] = sum([segment.ticket.payload_nbytes for segment in segments])
         alone = self._expected.isolated
         needs_s = 0.0 if alone is None else alone.prefill_s
-        self.text_turn = self._turn(needs_s, self._share(Stage.ENCODE if early else Stage.PREFILL))
+        self.text_queue_position = self._queue_position(needs_s, self._share(Stage.ENCODE if early else Stage.PREFILL))
         prompt = None
         if self._prompt is not None and not (early or segments):
             prompt = PromptIdentity(self._prompt, items.identified())
@@ -89,7 +90,7 @@ class RequestWants:
             early=early,
             kept_credit=None if texts.kept is None else texts.kept.credit,
             kept_tokens=texts.early_tokens,
-            turn=self.text_turn,
+            queue_position=self.text_queue_position,
             sender=handed.grant.name if handed is not None and segments else "",
             covered_tokens=0 if handed is None else handed.covered_tokens,
             moves=texts.moves,
@@ -97,10 +98,10 @@ class RequestWants:
             suspect=suspect,
         )
 
-    def _turn(self, needs_s: float, share: Share) -> Turn:
+    def _queue_position(self, needs_s: float, share: Share) -> QueuePosition:
         """The position in a stage's queues. From there the request needs ``needs_s`` to its first token, with the system to itself."""
         limit_s = self._expected.ttft_limit_s
-        turn = self._ordering(
+        queue_position = self._ordering(
             priority=self._priority,
             deadline_s=self._deadline_s,
             arrived_s=self._arrived_s,
@@ -109,5 +110,5 @@ class RequestWants:
             needs_s=needs_s,
         )
         if self.begun:
-            turn = turn._replace(lost_s=inf)
-        return turn if share is UNSHARED else share.of(turn)
+            queue_position = queue_position._replace(lost_s=inf)
+        return queue_position if share is UNSHARED else share.of(queue_position)

@@ -9,12 +9,12 @@ from math import inf
 from triptych.domain.embedding import LeaseId
 from triptych.domain.encoding import EncodeResult
 from triptych.domain.kv_segment import KnownSegment
+from triptych.domain.queue_position import FIRST_COME, QueuePosition
 from triptych.domain.record import record
 from triptych.errors import TriptychError
 from triptych.machine.router.losses import Loss
 from triptych.machine.router.prompt_identity import PromptIdentity
 from triptych.policy.placement.wants import Want
-from triptych.policy.queueing import FIRST_COME, Turn
 
 # --- requests and answers
 # ------------------------------------------------------------------------------------------------
@@ -30,7 +30,7 @@ class CreditsWanted:
     request: int
     wants: tuple[Want, ...]
     wait: bool
-    turn: Turn = FIRST_COME
+    queue_position: QueuePosition = FIRST_COME
     """Orders the waiting requests."""
     reason: str = ""
     again: bool = False
@@ -62,7 +62,7 @@ class CreditsAbandoned:
 class TextWanted:
     """A request wants a text instance for a prompt of ``tokens``.
 
-    It is answered at once, unless its answer will be handed over and no instance that decodes has KV memory for it: then it waits.
+    It is answered at once, unless its answer will be transferred and no instance that decodes has KV memory for it: then it waits.
     Instances in ``avoid`` are not chosen; one that goes on with an answer may return to them if there is no other, as its
     stream broke there for a reason that can pass.
     """
@@ -86,7 +86,7 @@ class TextWanted:
     """What was granted for them, or when it was moved: granted again if its instance is still the better one, else returned."""
     kept_tokens: int = 0
     """Of the prompt, those that are computed there."""
-    turn: Turn = FIRST_COME
+    queue_position: QueuePosition = FIRST_COME
     """Orders those that wait."""
     sender: str = ""
     """The address of the instance that holds its keys and values, if one has handed them over ..."""
@@ -116,7 +116,7 @@ class Grant:
     """When to want a hedge for the item, if it is not encoded by then."""
     hedges: bool = False
     """It is an answer to HedgeWanted: the call that takes long goes on."""
-    hands_over: bool = False
+    transfers_kv: bool = False
     """The text instance computes the prompt only: the answer goes on elsewhere."""
     prefix: tuple[KnownSegment, ...] = ()
     """Segments of the prompt, from its beginning on, that it may pull from others."""

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from math import inf
 
+from triptych.domain.queue_position import AGEING_S
 from triptych.domain.tenant import Tenant
 from triptych.policy.fairness import UNSHARED, Fairness, Share
-from triptych.policy.queueing import AGEING_S
 
 _UNKNOWN_S = 0.1
 """What a request is taken to need of the stage until its rate is known."""

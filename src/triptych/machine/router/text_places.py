@@ -9,12 +9,13 @@ from triptych.domain.rng import Rng
 from triptych.domain.stage import Stage
 from triptych.errors import Overloaded, TriptychError, Unavailable
 from triptych.machine.router.backlogs import CostsOf
+from triptych.machine.router.cluster_limits import ClusterLimits
 from triptych.machine.router.credit_ledger import Credit, CreditLedger
 from triptych.machine.router.expected_output import AnswerClass, ExpectedOutput
 from triptych.machine.router.instance import Instance
 from triptych.machine.router.instances import TEXT, Instances
 from triptych.machine.router.known_prefixes import KnownPrefixes
-from triptych.machine.router.lenders import Lenders, LendingCounts, LendingLimits
+from triptych.machine.router.lenders import Lenders, LendingCounts
 from triptych.machine.router.shared_events import Grant, Granted, Moved, PlaceRefused, TextWanted
 from triptych.machine.router.waiting_requests import WaitingRequests
 from triptych.policy.lending import LenderState
@@ -44,7 +45,7 @@ class TextPlaces:
 
     Part of ``machine.router.cluster.ClusterMachine``, which alone changes it.
 
-    A prompt whose answer will be handed over goes to an instance only when those that decode have KV memory for it, so that
+    A prompt whose answer will be transferred goes to an instance only when those that decode have KV memory for it. So
     nothing is computed that nobody can take. Until then it waits here, and what holds it up holds up those behind it.
     """
 
@@ -55,8 +56,7 @@ class TextPlaces:
         policies: Policies,
         rng: Rng,
         *,
-        max_waiting: int,
-        lending: LendingLimits,
+        limits: ClusterLimits,
         retry_after_s: float,
         costs: CostsOf,
     ) -> None:
@@ -64,7 +64,7 @@ class TextPlaces:
         self._credits = credits_
         self._policies = policies
         self._rng = rng
-        self._max_waiting = max_waiting
+        self._limits = limits
         self._retry_after_s = retry_after_s
         self.expected = ExpectedOutput()
         """For reading."""
@@ -72,7 +72,7 @@ class TextPlaces:
         """Of the model that the instances serve."""
         self.waiting: WaitingRequests[TextWanted] = WaitingRequests()
         """For KV memory; for reading."""
-        self.lenders = Lenders(instances, policies.lending, lending)
+        self.lenders = Lenders(instances, policies.lending, limits)
         self._prefixes = KnownPrefixes(instances, policies.prefixes, costs)
 
     # --- events ------------------------------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ class TextPlaces:
             # Usable ones that were not chosen are of the release before, and cannot go on with answers.
             final = lost or (event.continues and self._instances.has_text)
             return [PlaceRefused(event.request, self.no_text(), final)]
-        if len(self.waiting.in_order) >= self._max_waiting:
+        if len(self.waiting.in_order) >= self._limits.max_waiting_requests:
             error = Overloaded("too many requests wait for KV memory", retry_after_s=self._retry_after_s)
             return [PlaceRefused(event.request, error)]
         self.waiting.add(event, now_s)
@@ -154,7 +154,9 @@ class TextPlaces:
         if chosen is None:
             return None
         prompts.turn += 1
-        return self._credits.grant(self._credit(wanted, want, chosen, TEXT[0], wanted.tokens), None, now_s)
+        return self._credits.grant(
+            self._credit(wanted, want, chosen, TEXT[0], wanted.tokens), None, now_s, suspect=wanted.suspect
+        )
 
     # --- places ------------------------------------------------------------------------------------------------------
 
@@ -172,7 +174,9 @@ class TextPlaces:
                 self.lenders.taken_back(why)
             return None
         self.lenders.placed(number, event, instance.name)
-        grant = Grant(number, None, instance.name, info.instance_id, "its place was kept there")
+        grant = Grant(
+            number, None, instance.name, info.instance_id, "its place was kept there", transfers_kv=credit.transfers_kv
+        )
         return grant if event.kept_tokens else self._with_prefix(grant, event)
 
     def _why_not_kept(self, instance: Instance, event: TextWanted, now_s: float) -> str:
@@ -190,7 +194,7 @@ class TextPlaces:
         """``first_in_line``: no other prompt waits for KV memory before it."""
         instances, policies = self._instances, self._policies
         want, prompts = self._want(event, first_in_line=first_in_line), instances.texts(now_s)
-        place = place_request(prompts, want, policies.text_routing, policies.handoff, self._rng)
+        place = place_request(prompts, want, policies.text_routing, policies.kv_transfer, self._rng)
         if not isinstance(place, RequestPlace):
             return place
         stage, tokens = TEXT[0], event.tokens
@@ -204,15 +208,15 @@ class TextPlaces:
         if instances.backlogs is not None and not want.sender:
             instances.backlogs.prompted(event.tokens)
         credit = self._credit(event, want, place.name, stage, tokens)
-        credit.early, credit.hands_over = event.early, place.hands_over
-        if place.hands_over:
+        credit.early, credit.transfers_kv = event.early, place.transfers_kv
+        if place.transfers_kv:
             credit.output_tokens = 0
-        grant = self._credits.grant(credit, None, now_s)
+        grant = self._credits.grant(credit, None, now_s, suspect=event.suspect)
         if not event.early and not event.continues:
             self.lenders.placed(grant.credit, event, place.name)
             self.lenders.lent(place.name, "new")
         grant = self._with_prefix(grant, event)
-        return replace(grant, hands_over=True) if place.hands_over else grant
+        return replace(grant, transfers_kv=True) if place.transfers_kv else grant
 
     def _with_prefix(self, grant: Grant, event: TextWanted) -> Grant:
         prefix = None if event.prompt is None else self._prefixes.of(event.prompt, grant.name)
@@ -251,7 +255,6 @@ class TextPlaces:
             self._answers[event.with_items],
             want.all_answer_tokens,
             kv_tokens=want.kv_tokens,
-            suspect=event.suspect,
             continues=event.continues,
         )
 

@@ -202,7 +202,7 @@ class WaitPredictor:
         if (request := self._running.get(number)) is not None:
             self._leave(request, now_s, served=True)
 
-    def over(
+    def ended(
         self, number: int, answer_s: float | None, now_s: float, *, served: Mapping[Stage, int] | None = None
     ) -> None:
         """``answer_s`` is the time from its first token to its last; None if it was not answered.

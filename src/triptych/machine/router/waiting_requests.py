@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Generic, TypeVar
 
+from triptych.domain.queue_position import QueuePosition
 from triptych.machine.router.shared_events import CreditsWanted, TextWanted
-from triptych.policy.queueing import Turn, longest_waits
+from triptych.policy.queueing import longest_waits
 
 Wanted = TypeVar("Wanted", CreditsWanted, TextWanted)
 
@@ -15,7 +16,7 @@ Wanted = TypeVar("Wanted", CreditsWanted, TextWanted)
 class Waiting(Generic[Wanted]):
     wanted: Wanted
     since_s: float
-    turn: Turn
+    queue_position: QueuePosition
 
 
 class WaitingRequests(Generic[Wanted]):
@@ -25,13 +26,13 @@ class WaitingRequests(Generic[Wanted]):
         self.in_order: list[Waiting[Wanted]] = []
         """For reading."""
         self._lost_s = inf
-        """When the first of them will be lost (``Turn.at``), or before."""
+        """When the first of them will be lost (``QueuePosition.at``), or before."""
         self._unplaceable: set[int] = set()
         """Those that the encoders could not take even without load, since these have changed."""
 
     def add(self, wanted: Wanted, now_s: float) -> None:
-        self._lost_s = min(self._lost_s, wanted.turn.lost_s)
-        insort(self.in_order, Waiting(wanted, now_s, wanted.turn), key=lambda waiting: waiting.turn)
+        self._lost_s = min(self._lost_s, wanted.queue_position.lost_s)
+        insort(self.in_order, Waiting(wanted, now_s, wanted.queue_position), key=lambda waiting: waiting.queue_position)
 
     def remove(self, request: int) -> None:
         """Without effect if it does not wait."""
@@ -45,13 +46,13 @@ class WaitingRequests(Generic[Wanted]):
         """Requests that cannot be served in time any more go behind those that can."""
         if now_s <= self._lost_s:
             return
-        self.in_order = [replace(entry, turn=entry.turn.at(now_s)) for entry in self.in_order]
-        self.in_order.sort(key=lambda waiting: waiting.turn)
-        self._lost_s = min((entry.turn.lost_s for entry in self.in_order), default=inf)
+        self.in_order = [replace(entry, queue_position=entry.queue_position.at(now_s)) for entry in self.in_order]
+        self.in_order.sort(key=lambda waiting: waiting.queue_position)
+        self._lost_s = min((entry.queue_position.lost_s for entry in self.in_order), default=inf)
 
     def longest_s(self, now_s: float) -> dict[int, float]:
         """By priority, for how long the first of them has waited (``policy.queueing``)."""
-        return longest_waits((entry.turn.priority, now_s - entry.since_s) for entry in self.in_order)
+        return longest_waits((entry.queue_position.priority, now_s - entry.since_s) for entry in self.in_order)
 
     def cannot_be_placed(self, request: int) -> None:
         """The instances could not take it even without load."""

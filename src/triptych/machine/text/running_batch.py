@@ -4,16 +4,16 @@
     add -> WAITING -- (blocks for its tokens so far) -> RUNNING -- remove -> gone
               ^------- preempted: no block is free -------/
 
-A sequence starts when there are blocks for its tokens so far and one more; until then it holds none. The callers' turns
+A sequence starts when there are blocks for its tokens so far and one more; until then it holds none. The callers' queue positions
 (``policy.queueing``) order the queue. A sequence gets blocks as it grows. When none is free, the last running sequence
 in that order is preempted: it keeps its tokens and frees its blocks. Its keys and values are copied to host memory and
-back when its turn comes; where there is no room for a copy, they are recomputed (ADR 42). The first is never preempted,
+back when its turn comes; where there is no room for a copy, they are recomputed (docs/engine.md). The first is never preempted,
 so it runs to its end. Waiting sequences never take blocks from running ones.
 
 The choices of one request start together. The first, their leader, computes the prompt; ``fork`` gives its blocks to
 the others, which are then independent.
 
-Hand-overs (ADR 44): a paused sequence has blocks and computes nothing, until it is removed. An arriving one starts like
+KV transfers (ADR 44): a paused sequence has blocks and computes nothing, until it is removed. An arriving one starts like
 others, and computes nothing either until its keys and values are there, or ``end_arrival`` says that no more come. When memory runs
 out, both are spared as long as others can give way. A preempted arriving one is computed like others; a paused one does not
 return.
@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from triptych.domain.queue_position import QueuePosition
 from triptych.families.base import Span
 from triptych.machine.text.host_copies import CopyIn, CopyOut, HostCopies
 from triptych.machine.text.kv_blocks import Copy, KvBlocks
@@ -31,7 +32,6 @@ from triptych.machine.text.sequence import Sequence
 from triptych.machine.text.waiting_line import WaitingLine, order
 from triptych.policy.batching import Prefill, plan_step, preemption_victim
 from triptych.policy.fairness import RESERVED_SHARE, may_start
-from triptych.policy.queueing import Turn
 
 S = TypeVar("S", bound=Sequence)
 Move = Copy | CopyOut | CopyIn
@@ -39,7 +39,7 @@ Move = Copy | CopyOut | CopyIn
 
 
 @dataclass(frozen=True, slots=True)
-class BatchLimits:
+class StepLimits:
     block_tokens: int
     token_budget: int
     max_sequences: int
@@ -54,7 +54,7 @@ class BatchLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Part(Generic[S]):
+class StepPart(Generic[S]):
     """Compute ``count`` positions of a sequence, from ``first`` on."""
 
     sequence: S
@@ -71,7 +71,7 @@ class Step(Generic[S]):
     ``preempted`` sequences have lost what they have in blocks and beside them.
     """
 
-    parts: tuple[Part[S], ...]
+    parts: tuple[StepPart[S], ...]
     moves: tuple[Move, ...]
     preempted: tuple[S, ...] = ()
 
@@ -79,7 +79,7 @@ class Step(Generic[S]):
 class RunningBatch(Generic[S]):
     """Owner of the sequences of an engine: which run, wait, pause or arrive."""
 
-    def __init__(self, blocks: KvBlocks, limits: BatchLimits, copies: HostCopies | None = None) -> None:
+    def __init__(self, blocks: KvBlocks, limits: StepLimits, copies: HostCopies | None = None) -> None:
         """``copies``: where preempted sequences' keys and values go; None: they are recomputed."""
         self.blocks = blocks
         self.limits = limits
@@ -119,20 +119,22 @@ class RunningBatch(Generic[S]):
         return self._waiting.pending_tokens + sum(sequence.pending_tokens for sequence in self._running)
 
     @property
-    def prefill_turn(self) -> Turn | None:
-        """The first turn of those that the next step could compute part of, or start when they arrive: prompts, and preempted
+    def prefill_queue_position(self) -> QueuePosition | None:
+        """The first queue position of those that the next step could compute part of, or start when they arrive: prompts, and preempted
         sequences. None if there are none.
         """
-        turns = [sequence.turn for sequence in self._running if not (sequence.is_decoding or sequence.is_idle)]
+        queue_positions = [
+            sequence.queue_position for sequence in self._running if not (sequence.is_decoding or sequence.is_idle)
+        ]
         first = self._next
         if first is not None and self._may_start(first, 0) and self._has_room(first):
-            turns.append(first.turn)
-        return min(turns, default=None)
+            queue_positions.append(first.queue_position)
+        return min(queue_positions, default=None)
 
     @property
     def can_step(self) -> bool:
         """Whether the next step would do anything."""
-        return any(not sequence.is_idle for sequence in self._running) or self.prefill_turn is not None
+        return any(not sequence.is_idle for sequence in self._running) or self.prefill_queue_position is not None
 
     @property
     def _next(self) -> S | None:
@@ -185,11 +187,11 @@ class RunningBatch(Generic[S]):
                 follower.arriving = 0
             self._waiting.add(leader)
 
-    def reorder(self, request_id: str, turn: Turn) -> None:
-        """Give a request another turn, unless it has begun or is unknown."""
+    def reorder(self, request_id: str, queue_position: QueuePosition) -> None:
+        """Give a request another queue position, unless it has begun or is unknown."""
         for sequence in self._waiting.of(request_id):
             if not sequence.generated:
-                self._waiting.reorder(sequence, turn)
+                self._waiting.reorder(sequence, queue_position)
 
     def remove(self, request_id: str, choice: int | None = None, *, is_sound: bool = True) -> list[S]:
         """Remove a request or one of its choices, and free the blocks. Returns the removed sequences.
@@ -347,7 +349,7 @@ class RunningBatch(Generic[S]):
         return everyone
 
     def _prompts(self, units: dict[str, S], moves: list[Move]) -> Iterator[Prefill]:
-        """Those that have blocks and those that wait, by their turns. The latter start, one per iteration, while there are
+        """Those that have blocks and those that wait, by their queue positions. The latter start, one per iteration, while there are
         batch slots and blocks.
         """
         begun = [sequence for sequence in self._running if not (sequence.is_decoding or sequence.is_idle)]
@@ -357,7 +359,7 @@ class RunningBatch(Generic[S]):
                 yield self._prefill(begun.pop(0))
             if not self._may_start(sequence, started_beyond) or not self._start(sequence, moves):
                 break
-            if sequence.turn.beyond_share:
+            if sequence.queue_position.beyond_share:
                 started_beyond += 1 + len(sequence.followers)
             self._waiting.remove(sequence)
             insort(self._running, sequence, key=order)
@@ -368,13 +370,15 @@ class RunningBatch(Generic[S]):
 
     def _may_start(self, sequence: S, started_beyond: int) -> bool:
         wanted, places = 1 + len(sequence.followers), self.limits.max_sequences
-        return may_start(sequence.turn, wanted=wanted, running=self.running, places=places, begun=started_beyond)
+        return may_start(
+            sequence.queue_position, wanted=wanted, running=self.running, places=places, begun=started_beyond
+        )
 
     def _has_room(self, sequence: S) -> bool:
         """Whether enough blocks are available for it to start."""
         wanted, shared = self._wanted(sequence)
         in_all = wanted + len(sequence.followers) * (wanted - shared)
-        reserved = self.blocks.blocks // RESERVED_SHARE if sequence.turn.beyond_share and self._running else 0
+        reserved = self.blocks.blocks // RESERVED_SHARE if sequence.queue_position.beyond_share and self._running else 0
         return in_all + len(self._running) + reserved <= self.blocks.available + self._found_here(sequence)
 
     def _wanted(self, sequence: S) -> tuple[int, int]:
@@ -487,5 +491,5 @@ class RunningBatch(Generic[S]):
         return heir
 
 
-def _part(sequence: S, count: int) -> Part[S]:
-    return Part(sequence, sequence.computed, count, sequence.computed + count == sequence.length)
+def _part(sequence: S, count: int) -> StepPart[S]:
+    return StepPart(sequence, sequence.computed, count, sequence.computed + count == sequence.length)

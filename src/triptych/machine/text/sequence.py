@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Self
 
+from triptych.domain.queue_position import FIRST_COME, QueuePosition
 from triptych.families.base import Span
 from triptych.machine.text.host_copies import HostCopy
 from triptych.machine.text.prefix_hashes import BlockHashes
-from triptych.policy.queueing import FIRST_COME, Turn
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class Sequence:
     bidirectional: tuple[Span, ...] = ()
     prefix_hashes: BlockHashes | None = None
     """Of its full blocks; None if the prefix cannot be shared."""
-    turn: Turn = FIRST_COME
+    queue_position: QueuePosition = FIRST_COME
     """The caller's queue position."""
     arrival: int = 0
     computed: int = 0
@@ -47,8 +47,8 @@ class Sequence:
         return f"{self.request_id}/{self.choice}"
 
     @property
-    def order(self) -> tuple[Turn, int, int]:
-        return self.turn, self.arrival, self.choice
+    def order(self) -> tuple[QueuePosition, int, int]:
+        return self.queue_position, self.arrival, self.choice
 
     @property
     def length(self) -> int:

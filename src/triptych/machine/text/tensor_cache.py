@@ -9,7 +9,7 @@ shared by all requests that need it, so an instance pulls it once.
                   +-- another's ticket -----+-- PullFailed -> gone
 
 A request gets memory for all its tensor sets or for none; until then it is queued and holds nothing (no hold-and-wait).
-``policy.queueing`` orders both admission and pulls (``pull_turns``); what is transient is admitted first, and never waits for
+``policy.queueing`` orders both admission and pulls (``pull_queue``); what is transient is admitted first, and never waits for
 bytes held elsewhere, as those that hold them may wait for its reader. A pull serves the instance, not the request that
 caused it: once started, it continues when that request leaves. Every ticket that comes in goes out exactly once as
 ``ReleaseLease``, as soon as nothing reads through it.
@@ -27,9 +27,10 @@ from typing import Annotated
 from triptych.domain.bounds import Between
 from triptych.domain.embedding import Ticket
 from triptych.domain.limits import Positive, check_limits
+from triptych.domain.queue_position import QueuePosition
 from triptych.errors import InvalidRequest, LeaseLost, Overloaded, TransferFailed, TriptychError
 from triptych.machine.arena.extents import Extents, round_up
-from triptych.machine.text.pull_turns import PullLimits, PullTurns
+from triptych.machine.text.pull_queue import PullLimits, PullQueue
 from triptych.machine.text.tensor_events import (
     Acquire,
     Acquired,
@@ -37,23 +38,22 @@ from triptych.machine.text.tensor_events import (
     CopiesGone,
     Effect,
     Event,
-    Evicted,
     Key,
-    Leave,
     Pulled,
     PullFailed,
     PullStopped,
     Range,
+    ReaderLeft,
     ReleaseLease,
     StartPull,
     StopPull,
+    TensorEvicted,
     TensorsRefused,
     TensorTick,
     TransferStats,
-    Waiting,
+    WaitsForRoom,
     WakeAt,
 )
-from triptych.policy.queueing import Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class _Entry:
 @dataclass(slots=True)
 class _Request:
     tickets: tuple[Ticket, ...]
-    turn: Turn
+    queue_position: QueuePosition
     transient: bool = False
     keys: dict[Key, Ticket] = field(default_factory=dict)
     """Distinct keys, each with its first ticket."""
@@ -138,7 +138,7 @@ class TensorCache:
         self._limits = limits
         self._extents = Extents(start, end)
         self.capacity_bytes = self._extents.capacity
-        self._turns = PullTurns(pulls)
+        self._pull_queue = PullQueue(pulls)
         self._failing: dict[str, _Failing] = {}
         self._entries: dict[Key, _Entry] = {}
         self._idle: dict[Key, _Entry] = {}
@@ -187,9 +187,9 @@ class TensorCache:
         return len(self._waiting)
 
     @property
-    def turns(self) -> PullTurns:
+    def pulls(self) -> PullQueue:
         """Running and waiting pulls. Read-only."""
-        return self._turns
+        return self._pull_queue
 
     def handle(self, event: Event, now_s: float) -> list[Effect]:
         match event:
@@ -201,7 +201,7 @@ class TensorCache:
                 effects = self._pull_failed(event, now_s)
             case PullStopped():
                 effects = self._pull_stopped(event, now_s)
-            case Leave(request_id):
+            case ReaderLeft(request_id):
                 effects = self._leave(request_id, now_s)
             case CopiesGone(request_id):
                 effects = self._admit(now_s) if self._held.pop(request_id, 0) else []
@@ -220,7 +220,7 @@ class TensorCache:
         request_id = event.request_id
         if request_id in self._held or request_id in self._waiting or request_id in self._failing:
             raise ValueError(f"request {request_id!r} is here already")
-        request = _Request(event.tickets, event.turn, event.transient)
+        request = _Request(event.tickets, event.queue_position, event.transient)
         error = self._refusal(request)
         if error is not None:
             return [
@@ -231,7 +231,7 @@ class TensorCache:
         effects = self._admit(now_s)
         if request_id in self._waiting:
             reason = f"{self.pinned_bytes} of {self.capacity_bytes} bytes are in use, copies take {self.held_bytes}"
-            effects.append(Waiting(request_id, reason))
+            effects.append(WaitsForRoom(request_id, reason))
         return effects
 
     def _refusal(self, request: _Request) -> TriptychError | None:
@@ -258,7 +258,7 @@ class TensorCache:
                 request_id, request = next(iter(self._waiting.items()))
             else:
                 request_id, request = min(
-                    self._waiting.items(), key=lambda entry: (not entry[1].transient, entry[1].turn.at(now_s))
+                    self._waiting.items(), key=lambda entry: (not entry[1].transient, entry[1].queue_position.at(now_s))
                 )
             held_bytes, more = self.held_bytes, 0 if request.transient else request.nbytes
             if more and held_bytes and held_bytes + more > self._limits.max_embedding_bytes:
@@ -346,7 +346,7 @@ class TensorCache:
             entry.pins.add(request_id)
             if entry.state is not CacheState.READY:
                 entry.tickets[request_id] = ticket
-                self._turns.hasten(entry.pull_id, request_id, request.turn)
+                self._pull_queue.hasten(entry.pull_id, request_id, request.queue_position)
             else:
                 effects.append(ReleaseLease(ticket, "it is in the image cache"))
         return effects + self._report(request_id)
@@ -357,12 +357,12 @@ class TensorCache:
         entry.state = CacheState.WAITING
         self._next_pull_id += 1
         self._pulls[entry.pull_id] = ticket.key
-        turn = self._requests[request_id].turn
-        self._turns.want(entry.pull_id, request_id, turn, ticket.held_by, ticket.slot_nbytes)
+        queue_position = self._requests[request_id].queue_position
+        self._pull_queue.want(entry.pull_id, request_id, queue_position, ticket.held_by, ticket.slot_nbytes)
 
     def _begin_pulls(self, now_s: float) -> list[StartPull]:
         begun: list[StartPull] = []
-        for pull_id in self._turns.begin(now_s):
+        for pull_id in self._pull_queue.begin(now_s):
             entry = self._entries[self._pulls[pull_id]]
             entry.state = CacheState.PULLING
             begun.append(StartPull(pull_id, entry.ticket, entry.offset, entry.reason))
@@ -397,7 +397,7 @@ class TensorCache:
 
     def _ended(self, pull_id: int, *, failed: bool = False) -> Key:
         """A pull has ended: update the failing requests that wait for it."""
-        self._turns.end(pull_id)
+        self._pull_queue.end(pull_id)
         for failing in self._failing.values():
             places = failing.pulls.pop(pull_id, set())
             if failed:
@@ -432,7 +432,7 @@ class TensorCache:
     def _pull_again(self, entry: _Entry, now_s: float) -> list[Effect]:
         """Retry with another request's ticket for the same embedding, in memory that nothing else writes to."""
         effects: list[Effect] = []
-        request_id = min(entry.tickets, key=lambda reader: self._requests[reader].turn)
+        request_id = min(entry.tickets, key=lambda reader: self._requests[reader].queue_position)
         ticket = entry.tickets[request_id]
         offset = self._extents.allocate(ticket.slot_nbytes)
         if offset is not None:
@@ -502,7 +502,7 @@ class TensorCache:
             if entry.state is CacheState.PULLING:
                 effects.append(StopPull(entry.pull_id, "nobody needs it any more"))
                 continue
-            self._turns.drop(entry.pull_id)
+            self._pull_queue.drop(entry.pull_id)
             for failing in self._failing.values():
                 failing.pulls.pop(entry.pull_id, None)
             del self._pulls[entry.pull_id], self._entries[key]
@@ -538,7 +538,7 @@ class TensorCache:
         del self._idle[key]
         self._ready -= 1
         self._extents.free(entry.offset)
-        effects.append(Evicted(key, reason))
+        effects.append(TensorEvicted(key, reason))
 
     def _end_quarantine(self, quarantined: tuple[Range, ...]) -> None:
         for offset, size in list(self._set_aside.items()):
@@ -564,12 +564,12 @@ class TensorCache:
         assert self._idle.keys() == self._entries.keys() - held, "what is idle"
         ready = sum(entry.state is CacheState.READY for entry in self._entries.values())
         assert ready == self._ready, "what is ready"
-        self._turns.validate()
+        self._pull_queue.validate()
         pulling = {e.pull_id: key for key, e in self._entries.items() if e.state is not CacheState.READY}
         assert pulling == self._pulls, "an entry is pulling exactly while a pull runs"
         for entry in self._entries.values():
-            waits = self._turns.waits(entry.pull_id)
-            assert waits == (entry.state is CacheState.WAITING), "turns and entries differ"
+            waits = self._pull_queue.waits(entry.pull_id)
+            assert waits == (entry.state is CacheState.WAITING), "queue of pulls and entries differ"
         assert not self._failing.keys() & self._requests.keys(), "a request is refused and here"
         pins = {(i, key) for key, e in self._entries.items() for i in e.pins}
         assert pins == {(i, key) for i, r in self._requests.items() for key in r.keys}, "pins"

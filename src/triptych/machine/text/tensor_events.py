@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from triptych.domain.embedding import Ticket
+from triptych.domain.queue_position import QueuePosition
 from triptych.errors import TriptychError
-from triptych.policy.queueing import Turn
 
 Key = bytes
 """Full digest of the identity of a ticket's content."""
@@ -43,10 +43,10 @@ class Acquire:
 
     request_id: str
     tickets: tuple[Ticket, ...]
-    turn: Turn
+    queue_position: QueuePosition
     """Orders admission and pulls."""
     transient: bool = False
-    """They are read at once, by what runs already: they are admitted first, and nothing is held for them after ``Leave``."""
+    """They are read at once, by what runs already: they are admitted first, and nothing is held for them after ``ReaderLeft``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class PullStopped:
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
+class ReaderLeft:
     """The request no longer reads its tensor sets. Unknown ids are ignored.
 
     Until ``CopiesGone`` their bytes count as held elsewhere.
@@ -98,7 +98,7 @@ class TensorTick:
     quarantined: tuple[Range, ...]
 
 
-Event = Acquire | Pulled | PullFailed | PullStopped | Leave | CopiesGone | TensorTick
+Event = Acquire | Pulled | PullFailed | PullStopped | ReaderLeft | CopiesGone | TensorTick
 
 # --- effects ---------------------------------------------------------------------------------------------------------
 
@@ -123,14 +123,14 @@ class StopPull:
 
 @dataclass(frozen=True, slots=True)
 class Acquired:
-    """Everything is present until ``Leave``; one slot per ticket of the request, in order."""
+    """Everything is present until ``ReaderLeft``; one slot per ticket of the request, in order."""
 
     request_id: str
     slots: tuple[CachedSlot, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitsForRoom:
     """No room now: the request is queued and holds nothing."""
 
     request_id: str
@@ -154,7 +154,7 @@ class ReleaseLease:
 
 
 @dataclass(frozen=True, slots=True)
-class Evicted:
+class TensorEvicted:
     key: Key
     reason: str
 
@@ -167,4 +167,4 @@ class WakeAt:
     reason: str
 
 
-Effect = StartPull | StopPull | Acquired | Waiting | TensorsRefused | ReleaseLease | Evicted | WakeAt
+Effect = StartPull | StopPull | Acquired | WaitsForRoom | TensorsRefused | ReleaseLease | TensorEvicted | WakeAt

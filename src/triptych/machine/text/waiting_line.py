@@ -1,4 +1,4 @@
-"""The sequences of the text engine that have no blocks, in the order of their turns.
+"""The sequences of the text engine that have no blocks, in the order of their queue positions.
 
 Sums are kept, as they are asked for at each step and many may wait. Each request has few sequences here: one, or one per choice that has begun.
 """
@@ -7,8 +7,8 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
+from triptych.domain.queue_position import QueuePosition
 from triptych.machine.text.sequence import Sequence
-from triptych.policy.queueing import Turn
 
 S = TypeVar("S", bound=Sequence)
 
@@ -46,7 +46,7 @@ class WaitingLine(Generic[S]):
         self.recount(sequence)
 
     def remove(self, sequence: S) -> None:
-        """Of one that waits, before its turn changes."""
+        """Of one that waits, before its queue position changes."""
         del self._line[bisect_left(self._line, order(sequence), key=order)]
         others = self._of[sequence.request_id]
         others.remove(sequence)
@@ -59,11 +59,11 @@ class WaitingLine(Generic[S]):
         before, self._counted[sequence] = self._counted[sequence], sequence.pending_tokens
         self.pending_tokens += self._counted[sequence] - before
 
-    def reorder(self, sequence: S, turn: Turn) -> None:
-        """Give one that waits another turn, and its followers."""
+    def reorder(self, sequence: S, queue_position: QueuePosition) -> None:
+        """Give one that waits another queue position, and its followers."""
         self.remove(sequence)
         for other in (sequence, *sequence.followers):
-            other.turn = turn
+            other.queue_position = queue_position
         self.add(sequence)
 
     def validate(self) -> None:
@@ -77,5 +77,5 @@ class WaitingLine(Generic[S]):
         assert self.pending_tokens == sum(sequence.pending_tokens for sequence in line), "pending tokens do not add up"
 
 
-def order(sequence: Sequence) -> tuple[Turn, int, int]:
+def order(sequence: Sequence) -> tuple[QueuePosition, int, int]:
     return sequence.order

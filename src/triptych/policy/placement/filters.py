@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from triptych.domain.record import record
-from triptych.policy.handoff import has_room as has_kv_room
+from triptych.policy.kv_transfer import has_room as has_kv_room
 from triptych.policy.lending import MOST_MOVES, LenderState
 from triptych.policy.placement.pool import Pool
 from triptych.policy.placement.wants import Placeable, RequestWant, Want
@@ -146,13 +146,13 @@ def _has_others_than_lenders(pool: Pool, want: RequestWant) -> bool:
 
 
 def takes_kv(pool: Pool, want: RequestWant, places: Places) -> Places:
-    """Reads, for an answer that is handed over, the kinds of keys and values, and who has failed it."""
+    """Reads, for an answer that is transferred, the kinds of keys and values, and who has failed it."""
     taking = receivers(pool, want.sender, want.sender_kv_kind) if want.sender else ()
     return [place for place in not_avoided(pool, want, places) if place in taking] if taking else places
 
 
 def has_kv_memory(pool: Pool, want: RequestWant, places: Places) -> Places:
-    """Reads, for an answer that is handed over, the KV memory of those that take it."""
+    """Reads, for an answer that is transferred, the KV memory of those that take it."""
     taking = takes_kv(pool, want, places)
     if taking is places:  # nobody in particular takes it
         return places

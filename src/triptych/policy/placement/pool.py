@@ -22,13 +22,13 @@ class TextTraits:
     """What a text instance is able to do."""
 
     prefill_only: bool = False
-    """It hands over whatever it prefills."""
+    """It transfers whatever it prefills."""
     continues: bool = True
     """It can go on with an answer that another one began."""
     prefills_early: bool = False
     """It keeps the prefix of a prompt until the rest comes."""
-    hands_over: bool = False
-    """It can hand over an answer that it could go on with itself."""
+    transfers_kv: bool = False
+    """It can transfer an answer that it could go on with itself."""
     kv_kind: str = ""
     """Of its keys and values; empty if nobody takes them."""
 

@@ -1,7 +1,7 @@
 """Which of several instances a content prefers (rendezvous hashing: Thaler and Ravishankar, 1998).
 
-Routers that know nothing of each other agree on it, so that the encoder joins what they send it at the same time, and finds
-what it encoded for another. Different contents spread evenly. An instance that joins takes only its own share of the contents
+Routers that know nothing of each other agree on it. So the encoder joins what they send it at the same time, and finds what
+it encoded for another. Different contents spread evenly. An instance that joins takes only its own share of the contents
 from the others; of one that leaves, the others get equal parts.
 """
 

@@ -9,7 +9,7 @@ from enum import Enum
 from triptych.domain.record import record
 from triptych.domain.rng import Rng
 from triptych.policy.backlog import Prices, Work, ends_s
-from triptych.policy.handoff import Handoff
+from triptych.policy.kv_transfer import TransferRule
 from triptych.policy.placement.filters import (
     ANSWER_FILTERS,
     MOVE_FILTERS,
@@ -30,7 +30,7 @@ class RequestPlace:
 
     name: str
     """Its address."""
-    hands_over: bool = False
+    transfers_kv: bool = False
     """It computes the prompt only: the answer goes on elsewhere."""
 
 
@@ -42,28 +42,28 @@ class RequestShortage(Enum):
 
 
 def place_request(
-    prompts: Pool, want: RequestWant, placement: PlacementPolicy, handoff: Handoff | None, rng: Rng
+    prompts: Pool, want: RequestWant, placement: PlacementPolicy, kv_transfer: TransferRule | None, rng: Rng
 ) -> RequestPlace | RequestShortage:
-    """A place for a prompt in this pool, or for the rest of an answer in that where answers go on. Without ``handoff`` only those that
-    must hand over do.
+    """A place for a prompt in this pool, or for the rest of an answer in that where answers go on. Without ``kv_transfer`` only those that
+    must transfer do.
     """
     pool, filters = (prompts.answers, ANSWER_FILTERS) if want.continues else (prompts, PROMPT_FILTERS)
     places = filters.after(placement.filters).passing(pool, want)
     if not places:
         return _shortage(prompts, want)
     place = placement.pick(pool, want, places, placement.scores, rng)
-    return RequestPlace(pool.name[place], not want.continues and _hands_over(pool, want, place, handoff))
+    return RequestPlace(pool.name[place], not want.continues and _transfers_kv(pool, want, place, kv_transfer))
 
 
-def _hands_over(pool: Pool, want: RequestWant, place: int, handoff: Handoff | None) -> bool:
+def _transfers_kv(pool: Pool, want: RequestWant, place: int, kv_transfer: TransferRule | None) -> bool:
     if place in pool.prefill_only:
         return True
-    if handoff is None or want.early or not want.first_in_line or not pool.text[place].hands_over:
+    if kv_transfer is None or want.early or not want.first_in_line or not pool.text[place].transfers_kv:
         return False
     taking = receivers(pool.answers, pool.name[place], pool.text[place].kv_kind, alike=True)
     return (
         bool(taking)
-        and handoff(
+        and kv_transfer(
             expected_tokens=want.answer_tokens,
             here_tokens=pool.text_load(place).decode_tokens,
             there_tokens=min([pool.answers.text_load(receiver).decode_tokens for receiver in taking]),

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from tests.unit.families.test_architecture import PUBLISHED
 from triptych.cli.main import app
 from triptych.demo import MODEL_DIR
 from triptych.domain.embedding import DType
@@ -18,22 +19,8 @@ from triptych.policy.costs import Costs
 from triptych.runtime.host import cpu_name
 from triptych.runtime.profiles import read_profile, the_profile, write_profile
 
-LLAVA: dict[str, Any] = {
-    "model_type": "llava",
-    "image_token_index": 32000,
-    "torch_dtype": "float16",
-    "text_config": {"model_type": "llama", "max_position_embeddings": 4096, "vocab_size": 32064},
-    "vision_config": {
-        "model_type": "clip_vision_model",
-        "hidden_size": 1024,
-        "image_size": 336,
-        "intermediate_size": 4096,
-        "num_attention_heads": 16,
-        "num_hidden_layers": 24,
-        "patch_size": 14,
-    },
-}
-"""As published for llava-1.5-7b, whose parameters are 7,063,427,072."""
+PARAMETERS, LLAVA = PUBLISHED["llava-1.5-7b"]
+LLAVA = LLAVA | {"torch_dtype": "float16"}
 
 
 def triptych(*arguments: str | Path | int, status: int = 0) -> str:
@@ -56,7 +43,7 @@ def test_a_configuration_alone_gives_profiles_of_both_parts(config: Path, tmp_pa
     )
     encoder, decoder = (the_profile(out, part) for part in (ModelPart.ENCODER, ModelPart.DECODER))
     weights = encoder.measured.weights_nbytes + decoder.measured.weights_nbytes
-    assert weights == 2 * 7_063_427_072
+    assert weights == 2 * PARAMETERS
     for profile in (encoder, decoder):
         identity = profile.identity
         assert (identity.hardware, identity.dtype, identity.tensor_parallel) == ("NVIDIA H100 80GB HBM3", DType.F16, 2)

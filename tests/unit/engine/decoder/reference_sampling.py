@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from triptych.domain.engine import ScoredToken, Scores
 from triptych.domain.sampling import SamplingParams
-from triptych.ports import ScoredToken, Scores, TokenGrammar
+from triptych.ports import TokenGrammar
 
 _WORD = (1 << 64) - 1
 _LIKELY = (1024, 16_384)

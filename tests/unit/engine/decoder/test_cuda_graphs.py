@@ -21,11 +21,11 @@ from tests.unit.engine.tiny import (
     text_config,
     text_engine,
 )
+from triptych.domain.engine import EngineOutput, EngineRequest
 from triptych.domain.sampling import SamplingParams
 from triptych.engine.decoder import cuda_graphs, setup
 from triptych.engine.decoder.setup import KvOptions
 from triptych.engine.encoder import TransformersEncoderEngine
-from triptych.ports import EngineOutput, EngineRequest
 
 BLOCK_TOKENS = 8
 SCATTERED = KvOptions(contiguous=False)

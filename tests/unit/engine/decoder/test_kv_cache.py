@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from triptych.domain.embedding import DType
 from triptych.domain.kv_segment import KvKind, KvSegment
 from triptych.engine.decoder import kv_cache
@@ -58,7 +59,7 @@ def test_copies_are_made_in_order(pairs: list[tuple[list[int], list[int]]]) -> N
 layouts = st.tuples(st.sampled_from((1, 3, 16, 48, 256)), st.booleans(), st.randoms(use_true_random=False))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(
     source=layouts,
     target=layouts,

@@ -91,7 +91,7 @@ def test_state_outside_of_blocks_cannot_be_copied(tmp_path: Path) -> None:
     directory = make_model(tmp_path, text=DECODERS["convolutions"]())
     with pytest.raises(BadModel, match=r"preempted_kv_bytes is 4096: .*'conv', 'full_attention'"):
         text_engine(directory, preempted_kv_bytes=4096)
-    assert text_engine(directory).kv_kind is None, "it can neither be handed over"
+    assert text_engine(directory).kv is None, "it can neither be transferred"
 
 
 @pytest.mark.slow

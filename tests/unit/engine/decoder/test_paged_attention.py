@@ -27,7 +27,9 @@ interpreted = pytest.mark.skipif(
 @interpreted
 @pytest.mark.parametrize("multiprocessors", [1, 20], ids=["whole", "divided"])
 @pytest.mark.parametrize("window", [None, 20], ids=["all", "window"])
-@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(8, 2, 64), (7, 1, 80), (4, 4, 16)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "size"), [pytest.param(8, 2, 64, marks=pytest.mark.extended), (7, 1, 80), (4, 4, 16)]
+)
 @pytest.mark.parametrize(("counts", "lengths"), [DECODES, MIXED], ids=["decodes", "mixed"])
 def test_the_kernels_equal_attention_in_torch(
     monkeypatch: pytest.MonkeyPatch,

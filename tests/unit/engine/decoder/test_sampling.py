@@ -12,6 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers.generation import logits_process as untyped_hf
 
+from tests.examples import examples
 from tests.unit.engine.decoder.reference_sampling import Logits, Sampler, candidates, choose
 from tests.unit.engine.decoder.reference_sampling import uniform as reference_uniform
 from triptych.domain.bounds import Between
@@ -390,7 +391,7 @@ def logits_of(kind: str, generator: np.random.Generator) -> Logits:
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(rows, min_size=1, max_size=12), st.integers(0, 2**32))
 def test_a_mixed_batch_equals_its_rows_sampled_alone(
     batch: list[tuple[SamplingParams, list[int], list[int], int, set[int] | None, str]], seed: int

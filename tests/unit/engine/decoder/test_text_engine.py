@@ -21,14 +21,14 @@ from tests.unit.engine.tiny import (
     text_engine,
 )
 from triptych.domain.embedding import DType, Tensor, TensorSpec
+from triptych.domain.engine import EmbeddingInput, EngineOutput, EngineRequest
 from triptych.domain.generation import FinishReason
+from triptych.domain.queue_position import QueuePosition
 from triptych.domain.sampling import SamplingParams
 from triptych.engine.decoder.setup import KvOptions
 from triptych.engine.decoder.text_engine import TransformersTextEngine
 from triptych.engine.encoder import TransformersEncoderEngine
 from triptych.errors import ContextTooLong, EngineFailure, InvalidRequest
-from triptych.policy.queueing import Turn
-from triptych.ports import EmbeddingInput, EngineOutput, EngineRequest
 
 Make = Callable[..., EngineRequest]
 SLOT_NBYTES = 2 * 3 * 2 * 16 * 4
@@ -299,14 +299,14 @@ def test_choices_wait_for_places_for_all_of_them(model_dir: Path) -> None:
     assert sum(map(len, by_choice(engine).values())) == 4 + 12
 
 
-def test_a_request_that_waits_gets_another_turn(model_dir: Path) -> None:
+def test_a_request_that_waits_gets_another_queue_position(model_dir: Path) -> None:
     engine = text_engine(model_dir, max_sequences=1)
     engine.add(text_request("runs", 5, 2))
     engine.step()
     for arrival, name in enumerate(("lost", "short")):
-        engine.add(replace(text_request(name, 5, 2), turn=Turn(0, 1.0 + arrival, arrival)))
+        engine.add(replace(text_request(name, 5, 2), queue_position=QueuePosition(0, 1.0 + arrival, arrival)))
     for name in ("lost", "runs", "unknown"):
-        engine.reorder(name, Turn(0, 30.0, 0))
+        engine.reorder(name, QueuePosition(0, 30.0, 0))
     order = [output.request_id for _ in range(5) for output in engine.step()]
     assert order == ["runs", "short", "short", "lost", "lost"]
 

@@ -11,11 +11,11 @@ from tests.integration.families.harness import Case, Encoded, Item, Question, fi
 from tests.integration.families.tiny_mllama import TinyMllama
 from tests.unit.engine.tiny import encoder_engine
 from triptych.domain.embedding import DType, TensorSpec
+from triptych.domain.engine import EngineRequest
 from triptych.domain.sampling import SamplingParams
 from triptych.engine.decoder.text_engine import TransformersTextEngine
 from triptych.engine.families.mllama import MllamaDecoder
 from triptych.errors import InvalidRequest
-from triptych.ports import EngineRequest
 
 TOKENS = 10
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.unit.engine.media import odd_audio
 from triptych.domain.media import MediaInfo, Modality
 from triptych.engine.media.audio import decode_audio
@@ -112,7 +113,7 @@ def test_an_unsupported_codec_is_not_decoded() -> None:
         decoded(data, info, [0])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(seed=st.integers(0, 1 << 30), form=st.sampled_from(["mp4", "webm"]))
 def test_a_damaged_video_is_refused_or_decoded_completely(seed: int, form: str) -> None:
     data = bytearray(_VIDEOS[form])

@@ -13,15 +13,15 @@ from triptych.machine.arena.arena_events import (
     Abandon,
     ArenaTick,
     Commit,
-    Evicted,
-    Grant,
-    Granted,
+    GrantLease,
+    LeaseGranted,
     Present,
-    Release,
+    ReleaseLeases,
     ReservationRefused,
     Reserve,
     Reserved,
     Slot,
+    SlotEvicted,
     SlotState,
 )
 from triptych.machine.arena.leases import LeaseLimits
@@ -60,7 +60,7 @@ def put(machine: ArenaMachine, key: bytes, slot_nbytes: int, now_s: float = 0.0)
     return slot
 
 
-def refusal(machine: ArenaMachine, event: Reserve | Grant, now_s: float = 0.0) -> Exception:
+def refusal(machine: ArenaMachine, event: Reserve | GrantLease, now_s: float = 0.0) -> Exception:
     effect = machine.handle(event, now_s)[-1]
     assert isinstance(effect, ReservationRefused)
     return effect.error
@@ -69,8 +69,8 @@ def refusal(machine: ArenaMachine, event: Reserve | Grant, now_s: float = 0.0) -
 def test_a_granted_ticket_locates_the_embedding() -> None:
     machine = arena()
     slot = put(machine, b"k", 1000)
-    [granted] = machine.handle(Grant(b"k", b"l", LEASE_S), 0.0)
-    assert isinstance(granted, Granted)
+    [granted] = machine.handle(GrantLease(b"k", b"l", LEASE_S), 0.0)
+    assert isinstance(granted, LeaseGranted)
     ticket = granted.ticket
     assert (ticket.holder, ticket.epoch, ticket.offset, ticket.generation) == ("e0", 7, slot.offset, slot.generation)
     assert (ticket.checksum, ticket.tensors, ticket.tokens, ticket.lease_s) == (99, specs(1000), 3, LEASE_S)
@@ -108,9 +108,9 @@ def test_the_least_recently_used_slot_is_evicted_and_leased_slots_stay() -> None
     machine = arena(3 * 1024)
     for key in (b"a", b"b", b"c"):
         put(machine, key, 1024)
-    machine.handle(Grant(b"a", b"la", LEASE_S), 0.0)
+    machine.handle(GrantLease(b"a", b"la", LEASE_S), 0.0)
     effects = machine.handle(Reserve(b"d", specs(1024), 3), 0.0)
-    assert [e.slot.key for e in effects if isinstance(e, Evicted)] == [b"b"]
+    assert [e.slot.key for e in effects if isinstance(e, SlotEvicted)] == [b"b"]
     assert machine.find(b"a") is not None
 
 
@@ -119,7 +119,7 @@ def test_nothing_is_evicted_when_the_embedding_cannot_fit_anyway() -> None:
     put(machine, b"a", 1024)
     middle = put(machine, b"b", 1024)
     put(machine, b"c", 1024)
-    machine.handle(Grant(middle.key, b"l", LEASE_S), 0.0)
+    machine.handle(GrantLease(middle.key, b"l", LEASE_S), 0.0)
     assert isinstance(refusal(machine, Reserve(b"d", specs(2048), 3)), ArenaFull)
     assert machine.cached == 3
 
@@ -129,7 +129,7 @@ def test_nothing_is_evicted_when_no_contiguous_gap_would_result() -> None:
     for key in (b"a", b"b", b"c", b"d"):
         put(machine, key, 1024)
     for key in (b"a", b"c"):
-        machine.handle(Grant(key, key, LEASE_S), 0.0)
+        machine.handle(GrantLease(key, key, LEASE_S), 0.0)
     assert isinstance(refusal(machine, Reserve(b"x", specs(2048), 3)), ArenaFull)
     assert isinstance(refusal(machine, Reserve(b"x", specs(3072), 3)), ArenaFull)
     assert machine.cached == 4
@@ -139,16 +139,16 @@ def test_eviction_can_free_a_gap_of_the_exact_size() -> None:
     machine = arena(2 * 1024)
     put(machine, b"a", 1024)
     put(machine, b"b", 1024)
-    machine.handle(Grant(b"b", b"l", LEASE_S), 0.0)
+    machine.handle(GrantLease(b"b", b"l", LEASE_S), 0.0)
     effects = machine.handle(Reserve(b"c", specs(1024), 3), 0.0)
-    assert [e.slot.key for e in effects if isinstance(e, Evicted)] == [b"a"]
+    assert [e.slot.key for e in effects if isinstance(e, SlotEvicted)] == [b"a"]
 
 
 def test_bytes_are_leased_cached_or_free() -> None:
     machine = arena(4096)
     for key in (b"a", b"b"):
         put(machine, key, 1024)
-    machine.handle(Grant(b"a", b"l", LEASE_S), 0.0)
+    machine.handle(GrantLease(b"a", b"l", LEASE_S), 0.0)
     assert (machine.leased_bytes, machine.cached_bytes, machine.available_bytes) == (1024, 1024, 3072)
 
 
@@ -156,11 +156,11 @@ def test_granting_a_lease_on_an_evicted_embedding_is_a_lost_lease() -> None:
     machine = arena(1024)
     old = put(machine, b"a", 1024)
     put(machine, b"b", 1024)
-    assert isinstance(refusal(machine, Grant(b"a", b"l", LEASE_S, old.generation)), LeaseLost)
-    assert isinstance(refusal(machine, Grant(b"b", b"l", LEASE_S, old.generation)), LeaseLost)
+    assert isinstance(refusal(machine, GrantLease(b"a", b"l", LEASE_S, old.generation)), LeaseLost)
+    assert isinstance(refusal(machine, GrantLease(b"b", b"l", LEASE_S, old.generation)), LeaseLost)
     writing = arena()
     reserve(writing, b"a", 64)
-    assert isinstance(refusal(writing, Grant(b"a", b"l", LEASE_S)), LeaseLost)
+    assert isinstance(refusal(writing, GrantLease(b"a", b"l", LEASE_S)), LeaseLost)
 
 
 def test_an_abandoned_slot_is_free_and_cannot_end_twice() -> None:
@@ -200,12 +200,12 @@ def test_mixed_sizes_use_at_least_seven_tenths_of_an_arena_before_one_is_refused
         effect = machine.handle(Reserve(key, specs(nbytes + 16), 3), 0.0)[-1]
         if isinstance(effect, Reserved):
             machine.handle(Commit(key, effect.slot.generation, checksum=1), 0.0)
-            machine.handle(Grant(key, key, 600.0), 0.0)
+            machine.handle(GrantLease(key, key, 600.0), 0.0)
             leases.append(key)
         else:
             leased_at_refusal.append(machine.leased_bytes / machine.capacity_bytes)
             over = [leases.pop(rng.randrange(len(leases))) for _ in range(min(len(leases), rng.randint(1, 3)))]
-            machine.handle(Release(tuple(over)), 0.0)
+            machine.handle(ReleaseLeases(tuple(over)), 0.0)
     machine.validate()
     assert len(leased_at_refusal) > 100
     assert min(leased_at_refusal) > 0.7
@@ -247,9 +247,9 @@ class ArenaModel(RuleBasedStateMachine):
     def grant(self, key: bytes, lease_s: float) -> None:
         self.count += 1
         lease_id = self.count.to_bytes(16, "big")
-        [effect] = self.machine.handle(Grant(key, lease_id, lease_s), self.now_s)
+        [effect] = self.machine.handle(GrantLease(key, lease_id, lease_s), self.now_s)
         slot = self.machine.find(key)
-        if isinstance(effect, Granted) and slot is not None:
+        if isinstance(effect, LeaseGranted) and slot is not None:
             self.leases[lease_id] = (slot, self.now_s + lease_s)
 
     @precondition(lambda self: self.leases)
@@ -257,10 +257,10 @@ class ArenaModel(RuleBasedStateMachine):
     def extend(self, data: st.DataObject, lease_s: float) -> None:
         lease_id = data.draw(st.sampled_from(sorted(self.leases)))
         slot, until_s = self.leases[lease_id]
-        [effect] = self.machine.handle(Grant(slot.key, lease_id, lease_s, slot.generation), self.now_s)
+        [effect] = self.machine.handle(GrantLease(slot.key, lease_id, lease_s, slot.generation), self.now_s)
         gone = self.now_s >= until_s  # it may have been swept already
-        assert gone or isinstance(effect, Granted)
-        if isinstance(effect, Granted):
+        assert gone or isinstance(effect, LeaseGranted)
+        if isinstance(effect, LeaseGranted):
             self.leases[lease_id] = (slot, max(until_s, self.now_s + lease_s))
 
     @precondition(lambda self: self.leases)
@@ -268,7 +268,7 @@ class ArenaModel(RuleBasedStateMachine):
     def release(self, data: st.DataObject) -> None:
         lease_id = data.draw(st.sampled_from(sorted(self.leases)))
         del self.leases[lease_id]
-        self.machine.handle(Release((lease_id,)), self.now_s)
+        self.machine.handle(ReleaseLeases((lease_id,)), self.now_s)
 
     @rule(seconds=st.floats(0, 12))
     def tick(self, seconds: float) -> None:

@@ -17,19 +17,28 @@ from tests.unit.machine.arena.test_arena import (
 )
 from triptych.errors import ArenaFull, InvalidRequest, LeaseLost, Overloaded
 from triptych.machine.arena.arena import ArenaMachine
-from triptych.machine.arena.arena_events import ArenaTick, Evicted, Grant, Granted, Lapsed, Release, Reserve, Reserved
+from triptych.machine.arena.arena_events import (
+    ArenaTick,
+    GrantLease,
+    Lapsed,
+    LeaseGranted,
+    ReleaseLeases,
+    Reserve,
+    Reserved,
+    SlotEvicted,
+)
 
 
 def test_an_expired_lease_keeps_its_slot_for_the_longest_pull() -> None:
     machine = arena(1024)
     slot = put(machine, b"a", 1024)
-    machine.handle(Grant(b"a", b"l", LEASE_S), 0.0)
+    machine.handle(GrantLease(b"a", b"l", LEASE_S), 0.0)
     assert machine.may_read(b"l", slot.offset, 1024, 9.9)
     assert not machine.may_read(b"l", slot.offset, 1024, 10.0)
     assert isinstance(refusal(machine, Reserve(b"b", specs(64), 3), 14.9), ArenaFull)
     lapsed, evicted, reserved = machine.handle(Reserve(b"b", specs(64), 3), 15.0)
     assert isinstance(lapsed, Lapsed)
-    assert isinstance(evicted, Evicted)
+    assert isinstance(evicted, SlotEvicted)
     assert isinstance(reserved, Reserved)
     assert reserved.slot.generation > slot.generation
 
@@ -37,10 +46,10 @@ def test_an_expired_lease_keeps_its_slot_for_the_longest_pull() -> None:
 def test_a_release_frees_at_once_and_is_idempotent() -> None:
     machine = arena(1024)
     put(machine, b"a", 1024)
-    machine.handle(Grant(b"a", b"l", LEASE_S), 0.0)
+    machine.handle(GrantLease(b"a", b"l", LEASE_S), 0.0)
     assert machine.leased_bytes == 1024
-    machine.handle(Release((b"l", b"unknown")), 1.0)
-    machine.handle(Release((b"l",)), 1.0)
+    machine.handle(ReleaseLeases((b"l", b"unknown")), 1.0)
+    machine.handle(ReleaseLeases((b"l",)), 1.0)
     assert (machine.leased_bytes, machine.available_bytes) == (0, 1024)
     reserve(machine, b"b", 1024, 1.0)
 
@@ -49,7 +58,7 @@ def test_a_lease_covers_its_own_slot_only() -> None:
     machine = arena()
     slot = put(machine, b"a", 256)
     put(machine, b"b", 256)
-    machine.handle(Grant(b"a", b"l", LEASE_S), 0.0)
+    machine.handle(GrantLease(b"a", b"l", LEASE_S), 0.0)
     assert machine.may_read(b"l", slot.offset + 64, 64, 0.0)
     assert machine.may_read(b"l", slot.offset, 0, 0.0)
     for offset, nbytes in ((slot.offset, 257), (slot.offset - 1, 64), (slot.offset + 256, 1), (slot.offset, -1)):
@@ -60,8 +69,8 @@ def test_leases_are_bounded() -> None:
     machine = arena()
     put(machine, b"a", 64)
     for index in range(LIMITS.max_leases):
-        machine.handle(Grant(b"a", bytes([index]), LEASE_S), 0.0)
-    assert isinstance(refusal(machine, Grant(b"a", b"more", LEASE_S)), Overloaded)
+        machine.handle(GrantLease(b"a", bytes([index]), LEASE_S), 0.0)
+    assert isinstance(refusal(machine, GrantLease(b"a", b"more", LEASE_S)), Overloaded)
 
 
 @pytest.mark.parametrize(("asked_s", "granted_s"), [(-5.0, 0.0), (0.5, 0.5), (20.0, 20.0), (20.1, 20.0)])
@@ -69,8 +78,8 @@ def test_a_lease_has_the_requested_duration_within_the_limit(asked_s: float, gra
     limits = replace(LIMITS, max_lease_s=20.0)
     machine = ArenaMachine(start=0, end=4096, holder="e0", epoch=7, max_pull_s=MAX_PULL_S, limits=limits)
     slot = put(machine, b"a", 64)
-    [effect] = machine.handle(Grant(b"a", b"l", asked_s), 0.0)
-    assert isinstance(effect, Granted)
+    [effect] = machine.handle(GrantLease(b"a", b"l", asked_s), 0.0)
+    assert isinstance(effect, LeaseGranted)
     assert effect.ticket.lease_s == granted_s
     assert not machine.may_read(b"l", slot.offset, 1, granted_s)
 
@@ -82,9 +91,9 @@ def test_extending_leases_does_not_delay_the_expiry_of_others() -> None:
         machine = arena()
         for key, end_s in ends_s.items():
             put(machine, key, 64)
-            machine.handle(Grant(key, key, end_s), 0.0)
+            machine.handle(GrantLease(key, key, end_s), 0.0)
         for _ in range(times):
-            machine.handle(Grant(b"b", b"b", ends_s[b"b"]), 0.0)
+            machine.handle(GrantLease(b"b", b"b", ends_s[b"b"]), 0.0)
         gone: list[tuple[float, bytes]] = []
         for now_s in range(0, 50, 5):
             gone += [(now_s, effect.key) for effect in machine.handle(ArenaTick(), now_s) if isinstance(effect, Lapsed)]
@@ -100,14 +109,14 @@ def test_granting_a_lease_again_extends_it_and_counts_once() -> None:
         (5.0, LEASE_S, 5.0 + LEASE_S),
         (6.0, 0.1, 5.0 + LEASE_S),
     ):
-        [effect] = machine.handle(Grant(b"a", b"l", lease_s), granted_s)
-        assert isinstance(effect, Granted)
+        [effect] = machine.handle(GrantLease(b"a", b"l", lease_s), granted_s)
+        assert isinstance(effect, LeaseGranted)
         assert machine.leases == 1
         assert machine.may_read(b"l", slot.offset, slot.slot_nbytes, ends_s - 0.01)
         assert not machine.may_read(b"l", slot.offset, slot.slot_nbytes, ends_s)
         machine.validate()
     put(machine, b"b", 64)
-    assert isinstance(refusal(machine, Grant(b"b", b"l", LEASE_S)), InvalidRequest)
+    assert isinstance(refusal(machine, GrantLease(b"b", b"l", LEASE_S)), InvalidRequest)
     assert machine.handle(ArenaTick(), 5.0 + LEASE_S + MAX_PULL_S - 0.1) == []
     assert len(machine.handle(ArenaTick(), 5.0 + LEASE_S + MAX_PULL_S)) == 1
 
@@ -115,16 +124,16 @@ def test_granting_a_lease_again_extends_it_and_counts_once() -> None:
 def test_a_released_lease_is_not_granted_again_in_either_order() -> None:
     machine = arena()
     put(machine, b"a", 64)
-    machine.handle(Release((b"early",)), 0.0)
-    assert isinstance(refusal(machine, Grant(b"a", b"early", LEASE_S)), LeaseLost)
-    machine.handle(Grant(b"a", b"l", LEASE_S), 0.0)
-    machine.handle(Release((b"l",)), 0.0)
-    assert isinstance(refusal(machine, Grant(b"a", b"l", LEASE_S)), LeaseLost)
+    machine.handle(ReleaseLeases((b"early",)), 0.0)
+    assert isinstance(refusal(machine, GrantLease(b"a", b"early", LEASE_S)), LeaseLost)
+    machine.handle(GrantLease(b"a", b"l", LEASE_S), 0.0)
+    machine.handle(ReleaseLeases((b"l",)), 0.0)
+    assert isinstance(refusal(machine, GrantLease(b"a", b"l", LEASE_S)), LeaseLost)
     assert machine.leases == 0
     for number in range(MAX_GIVEN_BACK - 1):
-        machine.handle(Release((number.to_bytes(4, "big"),)), 0.0)
-    assert isinstance(refusal(machine, Grant(b"a", b"l", LEASE_S)), LeaseLost)
-    machine.handle(Release((b"one more",)), 0.0)
+        machine.handle(ReleaseLeases((number.to_bytes(4, "big"),)), 0.0)
+    assert isinstance(refusal(machine, GrantLease(b"a", b"l", LEASE_S)), LeaseLost)
+    machine.handle(ReleaseLeases((b"one more",)), 0.0)
     machine.validate()
-    [effect] = machine.handle(Grant(b"a", b"l", LEASE_S), 0.0)
-    assert isinstance(effect, Granted), "its memory is bounded"
+    [effect] = machine.handle(GrantLease(b"a", b"l", LEASE_S), 0.0)
+    assert isinstance(effect, LeaseGranted), "its memory is bounded"

@@ -30,10 +30,10 @@ def test_changes_are_told_once_with_the_state_that_holds_when_they_are_sent() ->
     published.encoding(b"dog", DOG)
     assert reader.behind
     assert told(reader) == [EmbeddingHints(2, encoding=hints(CAT, DOG))]
-    published.over(b"cat", held=True)
-    published.over(b"dog", held=False)
+    published.encoding_ended(b"cat", held=True)
+    published.encoding_ended(b"dog", held=False)
     published.encoding(b"fox", FOX)
-    published.over(b"fox", held=True)
+    published.encoding_ended(b"fox", held=True)
     assert told(reader) == [EmbeddingHints(3, held=hints(CAT, FOX), dropped=hints(DOG))]
     published.held(b"cat", CAT)
     assert told(reader) == []
@@ -84,7 +84,7 @@ def test_those_used_longest_ago_are_no_longer_published() -> None:
     for key, content in ((b"cat", CAT), (b"dog", DOG), (b"cat", CAT), (b"fox", FOX)):
         published.held(key, content)
     assert told(reader) == [EmbeddingHints(1, held=hints(CAT, FOX))]
-    published.over(b"dog", held=True)
+    published.encoding_ended(b"dog", held=True)
     published.gone(b"dog")
     assert told(reader) == []
     published.held(b"dog", DOG)
@@ -97,7 +97,7 @@ def test_nothing_is_published_without_a_limit() -> None:
     published = PublishedContents(limit=0)
     reader = published.reader()
     published.encoding(b"cat", CAT)
-    published.over(b"cat", held=True)
+    published.encoding_ended(b"cat", held=True)
     published.held(b"cat", CAT)
     assert told(reader) == []
     assert len(published) == 0

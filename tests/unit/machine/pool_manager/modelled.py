@@ -71,8 +71,8 @@ class ModelledPool:
             self.instances.append(Instance(f"{self.name}{self.started}", now_s + self.start_s))
         # As every scaler: what is ordered is taken back, and what runs is not touched.
         starting = [instance for instance in self.instances if instance.ready_s > now_s]
-        for one in starting[: max(0, len(self.instances) - size)]:
-            self.instances.remove(one)
+        for instance in starting[: max(0, len(self.instances) - size)]:
+            self.instances.remove(instance)
 
     def remove(self, instance_id: str, now_s: float) -> None:
         assert all(instance.draining for instance in self.instances if instance.instance_id == instance_id), (

@@ -82,11 +82,11 @@ class Modelled:
 
     def _work(self, instance: _Instance, now_s: float) -> None:
         if instance.stage is Stage.DECODE:
-            for one in list(instance.has):
-                one.left -= _TICK_S / (STEP_S + SEQUENCE_S * len(instance.has))
-                if one.left <= 0:
-                    one.end_s = now_s
-                    instance.has.remove(one)
+            for job in list(instance.has):
+                job.left -= _TICK_S / (STEP_S + SEQUENCE_S * len(instance.has))
+                if job.left <= 0:
+                    job.end_s = now_s
+                    instance.has.remove(job)
             return
         queue, seconds = self._queues[instance.stage], _TICK_S
         while seconds > 0 and (instance.has or queue):
@@ -136,11 +136,11 @@ class Modelled:
         for instance in [instance for instance in self.instances if instance.name in switch.instances]:
             has, instance.has = instance.has, []
             instance.stage, instance.ready_s = switch.target, now_s + _MOVE_S
-            for one in has:
+            for job in has:
                 if switch.source is Stage.DECODE:
-                    self._to_decode(one)
+                    self._to_decode(job)
                 else:
-                    self._queues[switch.source].appendleft(one)
+                    self._queues[switch.source].appendleft(job)
 
     def check_bound(self, limits: SwitchLimits) -> None:
         """Raise AssertionError where a pair of stages did not rest, or a stage had no instance."""

@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from tests.examples import examples
 from triptych.domain.instance import ClosedStage, InstanceLoad, StageLoad
 from triptych.domain.membership import Member, MemberKind, MemberState
 from triptych.domain.pool import (
@@ -586,4 +587,4 @@ class Watched(RuleBasedStateMachine):
 
 
 TestWatched = Watched.TestCase
-TestWatched.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestWatched.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)

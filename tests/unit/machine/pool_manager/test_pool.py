@@ -17,13 +17,13 @@ from triptych.domain.decision import (
     DecisionOutcome,
     DecisionRecord,
     InstancePhase,
-    KeptPool,
     Override,
     PoolFacts,
     PoolInstance,
     PoolState,
     PoolView,
     Reason,
+    SavedPool,
     Why,
 )
 from triptych.domain.stage import Role
@@ -472,7 +472,7 @@ def test_one_that_became_ready_although_a_smaller_size_was_set_by_hand_drains_af
 
 def test_a_new_leader_orders_the_size_that_the_one_before_has_left_and_keeps_what_is_there() -> None:
     machine = one_pool(initial=2)
-    kept = KeptPool(4, Override(4, 50.0), changes_s=(3000.0, 10.0), decisions_s=((7, 30.0),))
+    kept = SavedPool(4, Override(4, 50.0), changes_s=(3000.0, 10.0), decisions_s=((7, 30.0),))
     machine.handle(InstancesSeen(ready("a", "b")), 0.0)
     old = DecisionRecord(7, PoolView("e", 2, Bounds(1, 9)), Decision(4, (Reason(Why.LOAD, "much"),)))
     machine.handle(PoolResumed(kept, (old,)), 100.0)
@@ -483,7 +483,7 @@ def test_a_new_leader_orders_the_size_that_the_one_before_has_left_and_keeps_wha
     assert (first.number, first.age_s) == (7, 31.0)
     assert (first.outcome, first.detail) == (DecisionOutcome.REPLACED, "by a later leader")
     assert machine.records(101.0)[-1].number > 7
-    machine.handle(PoolResumed(KeptPool(1)), 200.0)
+    machine.handle(PoolResumed(SavedPool(1)), 200.0)
     machine.handle(InstancesSeen(ready("a", "b", "c")), 200.0)
     assert [effect.size for effect in machine.handle(PoolTick(), 200.0) if isinstance(effect, ScaleTo)] == [3]
     machine.validate()

@@ -63,7 +63,7 @@ class Router:
         return self.number
 
     def is_over(self, number: int, what: Timeline) -> None:
-        self.recorder.over(number, what, self.now_s)
+        self.recorder.ended(number, what, self.now_s)
         self.recorder.validate()
 
     def serves(self, shape: Shape, what: Timeline) -> None:
@@ -251,9 +251,9 @@ def test_choices_have_gaps_of_their_own_and_tokens_that_come_together_share_one(
     gaps.tokens(0, 1, 0.0)
     gaps.tokens(1, 1, 0.15)
     gaps.tokens(0, 4, 0.2)
-    assert (gaps.count, gaps.over) == (4, 0)
+    assert (gaps.count, gaps.over_limit) == (4, 0)
     gaps.tokens(1, 1, 0.3)
-    assert (gaps.count, gaps.over) == (5, 1)
+    assert (gaps.count, gaps.over_limit) == (5, 1)
 
 
 def test_an_end_to_end_limit_grows_with_the_answer() -> None:

@@ -13,7 +13,7 @@ from triptych.domain.instance import InstanceInfo, InstanceLoad, ModelInfo, Serv
 from triptych.domain.membership import Member
 from triptych.domain.profile import ProfileIdentity, TransferRow
 from triptych.domain.stage import ModelPart, Role, Stage
-from triptych.machine.router.cluster import ClusterLimits, ClusterMachine
+from triptych.machine.router.cluster import ClusterMachine
 from triptych.machine.router.cluster_events import (
     ClusterEffect,
     ClusterEvent,
@@ -22,6 +22,7 @@ from triptych.machine.router.cluster_events import (
     MemberJoined,
     MemberLeft,
 )
+from triptych.machine.router.cluster_limits import ClusterLimits
 from triptych.machine.router.instances import ENCODE, TEXT
 from triptych.machine.router.shared_events import (
     CreditReturned,

@@ -8,11 +8,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from tests.examples import examples
 from triptych.domain.embedding import DType, Ticket
 from triptych.domain.encoding import EncodeResult
 from triptych.domain.generation import Finished, FinishReason
 from triptych.domain.instance import InstanceInfo, InstanceLoad, ModelInfo, StageLoad, TransportOffer
 from triptych.domain.membership import Member
+from triptych.domain.queue_position import QueuePosition
 from triptych.domain.stage import Role, Stage
 from triptych.errors import (
     ArenaFull,
@@ -24,7 +26,7 @@ from triptych.errors import (
     TriptychError,
     Unavailable,
 )
-from triptych.machine.router.cluster import ClusterLimits, ClusterMachine
+from triptych.machine.router.cluster import ClusterMachine
 from triptych.machine.router.cluster_events import (
     ClusterEffect,
     ClusterEvent,
@@ -41,6 +43,7 @@ from triptych.machine.router.cluster_events import (
     MemberLeft,
     WakeAt,
 )
+from triptych.machine.router.cluster_limits import ClusterLimits
 from triptych.machine.router.expected_output import AnswerClass
 from triptych.machine.router.instance import InstanceState
 from triptych.machine.router.instances import ENCODE, TEXT
@@ -69,7 +72,6 @@ from triptych.policy.placement.policy import PLACEMENTS
 from triptych.policy.placement.pool import Candidate
 from triptych.policy.placement.wants import Want
 from triptych.policy.policies import Policies, PolicyNames
-from triptych.policy.queueing import Turn
 
 MODEL = ModelInfo("m", "r", DType.F32, 8, 100)
 POLICIES = Policies.named(PolicyNames())
@@ -311,9 +313,12 @@ def test_calls_that_break_again_and_again_lead_to_a_backoff() -> None:
 def test_no_request_passes_a_suspect_that_waits_for_room_in_an_arena() -> None:
     machine = cluster("a")
     first = granted(machine.handle(CreditsWanted(1, wants(60), wait=True), 0)).grants[0]
-    suspect = CreditsWanted(2, wants(80, first=1), wait=True, turn=Turn(0, 0.0, 2), suspect=True)
+    suspect = CreditsWanted(2, wants(80, first=1), wait=True, queue_position=QueuePosition(0, 0.0, 2), suspect=True)
     assert machine.handle(suspect, 0) == []
-    assert machine.handle(CreditsWanted(3, wants(30, first=2), wait=True, turn=Turn(0, 1.0, 3)), 0) == [], "it has room"
+    assert (
+        machine.handle(CreditsWanted(3, wants(30, first=2), wait=True, queue_position=QueuePosition(0, 1.0, 3)), 0)
+        == []
+    ), "it has room"
     assert granted(machine.handle(CreditReturned(first.credit), 0)).request == 2
 
 
@@ -647,7 +652,9 @@ def test_a_lower_priority_number_is_served_first_and_ties_in_order() -> None:
     machine = cluster("a", "b")
     first = granted(machine.handle(CreditsWanted(1, wants(90, 90), wait=True), 0))
     for run, priority in ((2, 1), (3, 0), (4, 0)):
-        machine.handle(CreditsWanted(run, wants(20, first=2 * run), wait=True, turn=Turn(priority, 0.0, run)), 0)
+        machine.handle(
+            CreditsWanted(run, wants(20, first=2 * run), wait=True, queue_position=QueuePosition(priority, 0.0, run)), 0
+        )
     effects = [effect for grant in first.grants for effect in machine.handle(CreditReturned(grant.credit), 0)]
     assert [effect.request for effect in effects if isinstance(effect, Granted)] == [3, 4, 2]
 
@@ -656,39 +663,47 @@ def test_the_longest_wait_of_each_priority_is_known() -> None:
     machine = cluster("a", "b")
     machine.handle(CreditsWanted(1, wants(90, 90), wait=True), 0)
     for run, priority, now_s in ((2, 1, 1.0), (3, 0, 2.0), (4, 0, 3.0)):
-        machine.handle(CreditsWanted(run, wants(20, first=2 * run), wait=True, turn=Turn(priority, 0.0, run)), now_s)
+        machine.handle(
+            CreditsWanted(run, wants(20, first=2 * run), wait=True, queue_position=QueuePosition(priority, 0.0, run)),
+            now_s,
+        )
     assert machine.longest_waits_s(5.0) == {0: 3.0, 1: 4.0}
     machine.handle(CreditsAbandoned(2), 6.0)
     assert machine.longest_waits_s(7.0) == {0: 5.0}
 
 
-def order_of_grants(machine: ClusterMachine, turns: dict[int, Turn], *, came_s: float, now_s: float) -> list[int]:
-    """The requests with these turns, in the order in which they get what a first one has had."""
+def order_of_grants(
+    machine: ClusterMachine, queue_positions: dict[int, QueuePosition], *, came_s: float, now_s: float
+) -> list[int]:
+    """The requests with these queue positions, in the order in which they get what a first one has had."""
     first = granted(machine.handle(CreditsWanted(1, wants(90, 90), wait=True), came_s))
-    for run, turn in turns.items():
-        machine.handle(CreditsWanted(run, wants(20, first=2 * run), wait=True, turn=turn), came_s)
+    for run, queue_position in queue_positions.items():
+        machine.handle(CreditsWanted(run, wants(20, first=2 * run), wait=True, queue_position=queue_position), came_s)
     effects = [effect for grant in first.grants for effect in machine.handle(CreditReturned(grant.credit), now_s)]
     return [effect.request for effect in effects if isinstance(effect, Granted)]
 
 
 def test_within_a_priority_what_is_due_first_goes_first() -> None:
-    turns = {run: Turn(0, due_s, run) for run, due_s in ((2, 30.0), (3, 50.0), (4, 25.0))}
-    assert order_of_grants(cluster("a", "b"), turns, came_s=0.0, now_s=1.0) == [4, 2, 3]
+    queue_positions = {run: QueuePosition(0, due_s, run) for run, due_s in ((2, 30.0), (3, 50.0), (4, 25.0))}
+    assert order_of_grants(cluster("a", "b"), queue_positions, came_s=0.0, now_s=1.0) == [4, 2, 3]
 
 
 @pytest.mark.parametrize(("now_s", "order"), [(4.0, [2, 3, 4]), (4.1, [3, 4, 2]), (6.0, [4, 2, 3]), (9.0, [2, 3, 4])])
 def test_what_is_lost_goes_behind_what_can_still_be_met(now_s: float, order: list[int]) -> None:
-    turns = {
-        2: Turn(0, 5.0, 2, lost_s=4.0, aged_s=30.0),
-        3: Turn(0, 6.0, 3, lost_s=5.0, aged_s=31.0),
-        4: Turn(0, 9.0, 4, lost_s=8.0, aged_s=32.0),
+    queue_positions = {
+        2: QueuePosition(0, 5.0, 2, lost_s=4.0, aged_s=30.0),
+        3: QueuePosition(0, 6.0, 3, lost_s=5.0, aged_s=31.0),
+        4: QueuePosition(0, 9.0, 4, lost_s=8.0, aged_s=32.0),
     }
-    assert order_of_grants(cluster("a", "b"), turns, came_s=0.0, now_s=now_s) == order
+    assert order_of_grants(cluster("a", "b"), queue_positions, came_s=0.0, now_s=now_s) == order
 
 
 def test_a_request_that_is_lost_on_arrival_goes_behind_at_once() -> None:
-    turns = {2: Turn(0, 1.0, 2, lost_s=0.5, aged_s=30.0), 3: Turn(0, 6.0, 3, lost_s=5.0, aged_s=31.0)}
-    assert order_of_grants(cluster("a", "b"), turns, came_s=1.0, now_s=1.0) == [3, 2]
+    queue_positions = {
+        2: QueuePosition(0, 1.0, 2, lost_s=0.5, aged_s=30.0),
+        3: QueuePosition(0, 6.0, 3, lost_s=5.0, aged_s=31.0),
+    }
+    assert order_of_grants(cluster("a", "b"), queue_positions, came_s=1.0, now_s=1.0) == [3, 2]
 
 
 def test_the_machine_uses_the_policies_it_is_given() -> None:
@@ -704,7 +719,7 @@ def test_a_request_without_a_priority_has_priority_zero() -> None:
     for run, event in enumerate(
         (
             CreditsWanted(2, wants(20, first=4), wait=True),
-            CreditsWanted(3, wants(20, first=6), wait=True, turn=Turn(0, 0.0, 0)),
+            CreditsWanted(3, wants(20, first=6), wait=True, queue_position=QueuePosition(0, 0.0, 0)),
             CreditsWanted(4, wants(20, first=8), wait=True),
         ),
         2,
@@ -809,7 +824,7 @@ def test_what_waits_for_another_encoder_is_refused_in_time_behind_what_waits_for
     machine.handle(CreditsWanted(2, wants(101, first=10), wait=True), 0)
     machine.handle(CreditsWanted(3, wants(90, first=20), wait=True), 0)
     machine.handle(CreditsAbandoned(2), 0.5)
-    machine.handle(CreditsWanted(4, wants(101, first=10), wait=True, turn=Turn(-1, 0.0, 4)), 0.5)
+    machine.handle(CreditsWanted(4, wants(101, first=10), wait=True, queue_position=QueuePosition(-1, 0.0, 4)), 0.5)
     assert refused(machine.handle(ClusterTick(), 1.5)).request == 4
     assert machine.waiting == 1
 
@@ -1413,7 +1428,7 @@ class Traffic(RuleBasedStateMachine):
     )
     def see_role(self, name: str, role: Role, kv_tokens: int, kind: str, epoch: int) -> None:
         found = replace(info(name, epoch=epoch), role=role, kv_tokens=kv_tokens, kv_kind=kind, continues=bool(kind))
-        self.feed(self.machine.handle(InstanceSeen(name, replace(found, hands_over=bool(kind))), self.now_s))
+        self.feed(self.machine.handle(InstanceSeen(name, replace(found, transfers_kv=bool(kind))), self.now_s))
 
     @rule(name=st.sampled_from(ENCODERS + TEXTS))
     def suspect(self, name: str) -> None:
@@ -1552,7 +1567,7 @@ class Traffic(RuleBasedStateMachine):
 
 
 TestTraffic = Traffic.TestCase
-TestTraffic.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+TestTraffic.settings = settings(max_examples=examples(30), stateful_step_count=30, deadline=None)
 
 
 @pytest.mark.parametrize("end", [MemberLeaving, MemberLeft, InstanceSuspected])

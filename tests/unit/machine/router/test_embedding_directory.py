@@ -22,20 +22,20 @@ def report(sequence: int, *, held: tuple = (), encoding: tuple = (), dropped: tu
 
 def test_what_an_encoder_publishes_is_known_until_it_is_dropped() -> None:
     known = directory()
-    assert not known.told("a", report(1, held=(CAT,), encoding=(DOG,)))
+    assert not known.apply_hints("a", report(1, held=(CAT,), encoding=(DOG,)))
     assert (known.holders(CAT), known.holders(DOG), known.holders(FOX)) == ((HELD,), (ENCODING,), ())
-    assert not known.told("a", report(2, held=(DOG,), dropped=(CAT,)))
+    assert not known.apply_hints("a", report(2, held=(DOG,), dropped=(CAT,)))
     assert (known.holders(CAT), known.holders(DOG)) == ((), (HELD,))
     known.validate()
 
 
 def test_holders_come_before_those_that_are_encoding() -> None:
     known = directory()
-    known.told("a", report(1, encoding=(CAT,)))
-    known.told("b", report(1, held=(CAT,)))
+    known.apply_hints("a", report(1, encoding=(CAT,)))
+    known.apply_hints("b", report(1, held=(CAT,)))
     assert [one.name for one in known.holders(CAT)] == ["b", "a"]
-    known.told("a", report(2, held=(CAT,)))
-    known.told("b", report(2, encoding=(CAT,)))
+    known.apply_hints("a", report(2, held=(CAT,)))
+    known.apply_hints("b", report(2, encoding=(CAT,)))
     assert [one.name for one in known.holders(CAT)] == ["a", "b"]
     known.validate()
 
@@ -58,22 +58,22 @@ def test_the_routers_own_calls_are_known_before_they_are_reported() -> None:
 
 def test_what_the_router_has_learnt_by_itself_ends_when_the_encoder_says_so() -> None:
     known = directory()
-    known.told("a", report(1))
+    known.apply_hints("a", report(1))
     known.remember(CAT, "a")
     assert known.holders(CAT) == (HELD,)
-    known.told("a", report(2, dropped=(CAT,)))
+    known.apply_hints("a", report(2, dropped=(CAT,)))
     assert known.holders(CAT) == ()
 
 
 @pytest.mark.parametrize("sequences", [(1, 3), (2,), (1, 2, 4, 3)], ids=["lost", "begun late", "reordered"])
 def test_a_missing_report_ends_all_hints_until_the_reports_start_over(sequences: tuple[int, ...]) -> None:
     known = directory()
-    known.told("b", report(1, held=(CAT,)))
-    behind = [known.told("a", report(sequence, held=(CAT,))) for sequence in sequences]
+    known.apply_hints("b", report(1, held=(CAT,)))
+    behind = [known.apply_hints("a", report(sequence, held=(CAT,))) for sequence in sequences]
     assert behind.count(True) == 1
     assert [one.name for one in known.holders(CAT)] == ["b"]
-    assert not known.told("a", report(9, held=(CAT,))), "this is said once"
-    known.told("a", report(1, held=(DOG,)))
+    assert not known.apply_hints("a", report(9, held=(CAT,))), "this is said once"
+    known.apply_hints("a", report(1, held=(DOG,)))
     assert [one.name for one in known.holders(CAT)] == ["b"]
     assert known.holders(DOG) == (HELD,)
     known.validate()
@@ -82,22 +82,22 @@ def test_a_missing_report_ends_all_hints_until_the_reports_start_over(sequences:
 def test_a_report_that_comes_twice_or_late_has_no_effect() -> None:
     known = directory()
     first, second = report(1, held=(CAT,)), report(2, dropped=(CAT,))
-    for one in (first, second, second):
-        assert not known.told("a", one)
+    for hints in (first, second, second):
+        assert not known.apply_hints("a", hints)
     assert known.holders(CAT) == ()
 
 
 def test_starting_over_replaces_what_was_known() -> None:
     known = directory()
-    known.told("a", report(1, held=(CAT, DOG)))
-    known.told("a", report(1, held=(FOX,)))
+    known.apply_hints("a", report(1, held=(CAT, DOG)))
+    known.apply_hints("a", report(1, held=(FOX,)))
     assert (known.holders(CAT), known.holders(DOG), known.holders(FOX)) == ((), (), (HELD,))
     assert len(known) == 1
 
 
 def test_tenants_do_not_see_each_others_embeddings() -> None:
     known = directory()
-    known.told("a", report(1, held=((b"cat", b"one"),)))
+    known.apply_hints("a", report(1, held=((b"cat", b"one"),)))
     assert known.holders((b"cat", b"one")) == (HELD,)
     assert known.holders((b"cat", b"two")) == known.holders((b"catone", b"")) == ()
 
@@ -123,7 +123,7 @@ def test_a_router_knows_what_a_busy_encoder_publishes(seed: int) -> None:
                     published.held(key, content)
                 else:
                     del state[key]
-                published.over(key, held=held)
+                published.encoding_ended(key, held=held)
             case 2 if state.get(key) is False:
                 published.gone(key)
                 del state[key]
@@ -131,14 +131,14 @@ def test_a_router_knows_what_a_busy_encoder_publishes(seed: int) -> None:
             watchers.append((directory(10_000), published.reader()))
         for watcher in watchers:
             if watcher is not lagging and rng.random() < 0.1 and (hints := watcher[1].report()) is not None:
-                assert not watcher[0].told("a", hints)
+                assert not watcher[0].apply_hints("a", hints)
     published.validate()
     for known, reader in watchers:
         while reader.behind:
             hints = reader.report()
             assert hints is not None
             assert len(hints.held) + len(hints.encoding) + len(hints.dropped) <= MAX_HINTS
-            assert not known.told("a", hints)
+            assert not known.apply_hints("a", hints)
         assert reader.report() is None
         known.validate()
         found = {key: known.holders((key, b"salt")) for key in (b"%d" % number for number in range(250))}
@@ -177,7 +177,7 @@ def test_memory_and_traffic_are_bounded() -> None:
         while reader.behind:
             hints = reader.report()
             assert hints is not None
-            known.told(f"10.0.0.{number}:50052", hints)
+            known.apply_hints(f"10.0.0.{number}:50052", hints)
             reports += 1
             assert len(hints.held) <= MAX_HINTS
         assert (len(published), reports) == (each, -(-each // MAX_HINTS))

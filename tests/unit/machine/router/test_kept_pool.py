@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.unit.policy.profiles import DECODER, ENCODER
 from triptych.domain.embedding import DType, Ticket
 from triptych.domain.encoding import EncodeResult
@@ -13,7 +14,7 @@ from triptych.domain.instance import InstanceInfo, InstanceLoad, ModelInfo, Serv
 from triptych.domain.membership import Member
 from triptych.domain.stage import ModelPart, Role, Stage
 from triptych.errors import ArenaFull, EngineFailure, Unavailable
-from triptych.machine.router.cluster import ClusterLimits, ClusterMachine
+from triptych.machine.router.cluster import ClusterMachine
 from triptych.machine.router.cluster_events import (
     ClusterEvent,
     ClusterTick,
@@ -24,6 +25,7 @@ from triptych.machine.router.cluster_events import (
     MemberLeaving,
     MemberLeft,
 )
+from triptych.machine.router.cluster_limits import ClusterLimits
 from triptych.machine.router.instance import Instance, Stages
 from triptych.machine.router.instances import ENCODE, TEXT
 from triptych.machine.router.shared_events import (
@@ -142,7 +144,7 @@ KINDS = (
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(
         st.tuples(st.sampled_from(KINDS), st.sampled_from(sorted(ROLES)), st.integers(0, 2000)), min_size=5, max_size=60

@@ -11,7 +11,7 @@ from triptych.domain.item_plan import ItemPlan
 from triptych.domain.kv_segment import KvPlacement, SealedSegment
 from triptych.domain.media import MediaInfo, Modality
 from triptych.machine.router.attempts import TextAttempt
-from triptych.machine.router.leases import Leases, leases_of
+from triptych.machine.router.leases import AttemptLeases, leases_of
 from triptych.machine.router.request_events import Abort, AttemptKind, Renew
 from triptych.machine.router.shared_events import Grant, LeasesTaken, Release
 
@@ -43,12 +43,12 @@ PLAN = ItemPlan(
 GRANT = Grant(7, 0, "e", "encoder-1", "least loaded")
 
 
-def asked(now_s: float = 0.0, lease_s: float = 10.0) -> Leases:
+def asked(now_s: float = 0.0, lease_s: float = 10.0) -> AttemptLeases:
     leases = iter((b"router", b"reader"))
-    return Leases.requested(GRANT, lambda: next(leases), now_s, lease_s)
+    return AttemptLeases.requested(GRANT, lambda: next(leases), now_s, lease_s)
 
 
-def held(now_s: float = 0.0, lease_s: float = 10.0, *, deadline_s: float = 60.0) -> Leases:
+def held(now_s: float = 0.0, lease_s: float = 10.0, *, deadline_s: float = 60.0) -> AttemptLeases:
     made = asked(now_s, lease_s)
     assert made.granted(TICKET, b"router", PLAN, deadline_s) is None
     return made
@@ -128,7 +128,7 @@ def test_a_place_is_returned_with_all_leases_and_its_call_is_cancelled() -> None
     assert [type(effect) for effect in asked().release("over")] == [Abort, Release]
 
 
-# --- segments of keys and values that an attempt has handed over ---
+# --- segments of keys and values that an attempt has transferred ---
 
 PREFILL = Grant(7, None, "prefill:1", "p")
 NBYTES = 40
@@ -151,10 +151,10 @@ def sealed(first: int, tokens: int, choices: tuple[int, ...] = (), holder: str =
     return SealedSegment(KvPlacement(first, ticket, choices), b"router %02d" % first)
 
 
-def handed_over(*segments: SealedSegment) -> tuple[TextAttempt, Leases]:
+def kv_transferred(*segments: SealedSegment) -> tuple[TextAttempt, AttemptLeases]:
     attempt = TextAttempt(AttemptKind.PREFILL, PREFILL, 0.0)
     taken = [LeasesTaken(PREFILL.name, leases_of(segments))]
-    assert attempt.hand_over(segments, 5.0) == taken, "no credit covers them"
+    assert attempt.transfer_kv(segments, 5.0) == taken, "no credit covers them"
     assert attempt.leases is not None
     attempt.leases.validate()
     return attempt, attempt.leases
@@ -164,7 +164,7 @@ def new_leases() -> list[bytes]:
     return [b"new %d" % number for number in range(8)]
 
 
-def renewing(held: Leases) -> Renew:
+def renewing(held: AttemptLeases) -> Renew:
     leases = iter(new_leases())
     taken, renew = held.renew(lambda: next(leases), 1.0, 9.0, "a further attempt")
     assert isinstance(renew, Renew)
@@ -179,7 +179,7 @@ def answered(renew: Renew, count: int) -> list[Ticket]:
 
 
 def test_segments_are_sent_with_the_address_of_their_holder() -> None:
-    attempt, _ = handed_over(sealed(0, 10), sealed(10, 6))
+    attempt, _ = kv_transferred(sealed(0, 10), sealed(10, 6))
     segments = attempt.kv_segments
     assert attempt.covered_tokens == 16
     assert [segment.ticket.address for segment in segments] == ["prefill:1"] * 2
@@ -187,7 +187,7 @@ def test_segments_are_sent_with_the_address_of_their_holder() -> None:
 
 
 def test_segments_of_single_choices_cover_no_other() -> None:
-    attempt, _ = handed_over(sealed(0, 10), sealed(10, 6, (1,)))
+    attempt, _ = kv_transferred(sealed(0, 10), sealed(10, 6, (1,)))
     assert attempt.covered_tokens == 10
 
 
@@ -201,7 +201,7 @@ def test_segments_of_single_choices_cover_no_other() -> None:
     ],
 )
 def test_what_does_not_follow_or_is_of_another_holder_is_not_used(segments: list[SealedSegment], kept: int) -> None:
-    attempt, _ = handed_over(*segments)
+    attempt, _ = kv_transferred(*segments)
     assert len(attempt.kv_segments) == kept
     (released,) = attempt.release("over")
     assert isinstance(released, Release)
@@ -210,7 +210,7 @@ def test_what_does_not_follow_or_is_of_another_holder_is_not_used(segments: list
 
 
 def test_a_second_reader_of_segments_needs_new_leases_and_so_does_one_that_comes_late() -> None:
-    _, leases = handed_over(sealed(0, 10))
+    _, leases = kv_transferred(sealed(0, 10))
     assert not leases.is_stale(4.0)
     assert leases.is_stale(6.0)
     leases.is_sent = True
@@ -219,7 +219,7 @@ def test_a_second_reader_of_segments_needs_new_leases_and_so_does_one_that_comes
 
 @pytest.mark.parametrize("kept", [0, 1, 2])
 def test_renewed_segments_count_up_to_the_first_that_is_lost(kept: int) -> None:
-    attempt, leases = handed_over(sealed(0, 10), sealed(10, 6))
+    attempt, leases = kv_transferred(sealed(0, 10), sealed(10, 6))
     leases.is_sent = True
     renew = renewing(leases)
     leases.validate()
@@ -230,7 +230,7 @@ def test_renewed_segments_count_up_to_the_first_that_is_lost(kept: int) -> None:
 
 
 def test_all_leases_that_may_be_held_are_returned_once() -> None:
-    attempt, leases = handed_over(sealed(0, 10))
+    attempt, leases = kv_transferred(sealed(0, 10))
     renew = renewing(leases)
     aborted, released = attempt.release("the request is over")
     assert aborted == Abort(PREFILL.credit, "the request is over")

@@ -32,9 +32,9 @@ def lending(*described: InstanceSeen, policy: str = "idle") -> ClusterMachine:
     limits = replace(LIMITS, lend_above=ABOVE, max_lent=MOST, lent_patience_s=PATIENCE_S)
     policies = Policies.named(PolicyNames(lending=policy))
     machine = Checked(limits, policies, Random(7), arena_retry_s=0.5, retry_after_s=2.0)
-    for one in described or (LENDER, TEXT):
-        machine.handle(MemberJoined(Member(one.name)), 0)
-        machine.handle(one, 0)
+    for instance in described or (LENDER, TEXT):
+        machine.handle(MemberJoined(Member(instance.name)), 0)
+        machine.handle(instance, 0)
     return machine
 
 
@@ -62,9 +62,9 @@ def test_new_requests_go_to_a_lender_once_enough_wait_up_to_its_most() -> None:
 def test_a_request_is_lent_until_its_call_ends_whatever_it_has_got() -> None:
     machine = lending()
     places = [want(machine, number) for number in range(5)]
-    for one in places:
-        machine.handle(TextReported(one.credit, STARTED), 0)
-        machine.handle(FirstToken(one.credit), 0)
+    for place in places:
+        machine.handle(TextReported(place.credit, STARTED), 0)
+        machine.handle(FirstToken(place.credit), 0)
     lent = [one for one in places if one.name == "h"]
     assert machine.lending.requests == 2
     machine.handle(CreditReturned(lent[0].credit), 0)
@@ -117,8 +117,8 @@ def test_a_moved_request_gets_the_place_that_is_kept_for_it_unless_items_have_co
     for number in range(4):
         want(machine, number)
     first, second = moved(machine.handle(encoded(item), 0))
-    for one in (first, second):
-        machine.handle(CreditReturned(one.credit), 0)
+    for move in (first, second):
+        machine.handle(CreditReturned(move.credit), 0)
     assert first.grant is not None
     assert second.grant is not None
     assert want(machine, 3, kept_credit=first.grant.credit, moves=1).credit == first.grant.credit

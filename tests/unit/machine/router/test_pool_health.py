@@ -7,6 +7,7 @@ from triptych.domain.instance import InstanceInfo, ModelInfo
 from triptych.domain.membership import Member
 from triptych.domain.stage import Role, Stage
 from triptych.machine.router.cluster_events import ClusterEffect, Logged
+from triptych.machine.router.cluster_limits import ClusterLimits
 from triptych.machine.router.credit_ledger import Credit
 from triptych.machine.router.health import BackoffReason, Health
 from triptych.machine.router.instances import Instances
@@ -23,7 +24,14 @@ def pool(names: str, *, share: float = 0.5, factor: float = 5.0) -> PoolHealth:
         instances.join(Member(name))
         instances.see(instances.by_name[name], replace(INFO, instance_id=name))
     instances.review(0.0)
-    return PoolHealth(instances, 1.0, 8.0, 3, share, factor)
+    limits = ClusterLimits(
+        first_backoff_s=1.0,
+        longest_backoff_s=8.0,
+        max_failures_in_row=3,
+        max_backoff_share=share,
+        outlier_factor=factor,
+    )
+    return PoolHealth(instances, limits)
 
 
 def health(made: PoolHealth, name: str, stage: Stage = Stage.ENCODE) -> Health:

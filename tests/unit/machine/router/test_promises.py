@@ -5,6 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from tests.examples import examples
 from triptych.machine.router.promises import EARLY_S, GRACE_S, LONGEST_S, PROMISED_SHARE, Promises
 
 TAKES_S = 2.0
@@ -103,4 +104,4 @@ class Steps(RuleBasedStateMachine):
 
 
 TestSteps = Steps.TestCase
-TestSteps.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestSteps.settings = settings(max_examples=examples(40), stateful_step_count=40, deadline=None)

@@ -9,12 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from triptych.domain.embedding import DType, LeaseId, TensorSpec, Ticket
 from triptych.domain.encoding import EncodeResult
 from triptych.domain.generation import Finished, FinishReason, PullReport, Ready
 from triptych.domain.item_plan import ItemPlan
 from triptych.domain.kv_segment import KvPlacement, SealedSegment
 from triptych.domain.media import MediaInfo, Modality, Shard
+from triptych.domain.queue_position import QueuePosition
 from triptych.domain.slo import NOTHING_EXPECTED, Expected, Isolated
 from triptych.domain.stage import Stage
 from triptych.domain.timeline import Outcome
@@ -37,7 +39,7 @@ from triptych.machine.router.request import RequestLimits, RequestMachine, Reque
 from triptych.machine.router.request_events import (
     Abort,
     After,
-    AnswerHandedOver,
+    AnswerTransferred,
     AttemptKind,
     Encode,
     End,
@@ -75,7 +77,7 @@ from triptych.machine.router.shared_events import (
 from triptych.policy.dispatching import Dispatch, complete
 from triptych.policy.fairness import UNSHARED, Share
 from triptych.policy.policies import ORDERINGS
-from triptych.policy.queueing import PATIENCE_S, Turn
+from triptych.policy.queueing import PATIENCE_S
 
 LIMITS = RequestLimits(
     max_encode_attempts=3,
@@ -276,9 +278,9 @@ class World:
             made.append(SealedSegment(KvPlacement(10 * number, replace(ticket, tokens=10)), router))
         return tuple(made)
 
-    def hand_over(self, dispatch: Generate, count: int = 2, lease_s: float = 30.0) -> list[RequestEffect]:
+    def transfer_kv(self, dispatch: Generate, count: int = 2, lease_s: float = 30.0) -> list[RequestEffect]:
         segments = self.sealed(dispatch, count, lease_s)
-        return self.feed(AnswerHandedOver(dispatch.credit, dispatch.name, segments))
+        return self.feed(AnswerTransferred(dispatch.credit, dispatch.name, segments))
 
     def renew_segments(self, call: Renew, kept: int = 99) -> None:
         """All but those after the first ``kept``."""
@@ -302,7 +304,7 @@ class World:
         assert call.early
         self.feed(Granted(1, (self.text_grant(call),)))
 
-    def text_grant(self, call: TextWanted, *, hands_over: bool = False) -> Grant:
+    def text_grant(self, call: TextWanted, *, transfers_kv: bool = False) -> Grant:
         if call.kept_credit is not None:
             name = self.early.pop(call.kept_credit)
             return Grant(call.kept_credit, None, name, f"i-{name}")
@@ -312,7 +314,7 @@ class World:
         self.credits_of_texts.add(self.serial)
         if call.early:
             self.early[self.serial] = name
-        return Grant(self.serial, None, name, f"i-{name}", hands_over=hands_over)
+        return Grant(self.serial, None, name, f"i-{name}", transfers_kv=transfers_kv)
 
     def move(self, dispatch: Generate) -> list[RequestEffect]:
         """From where it waits, to a place that is kept for it."""
@@ -321,10 +323,10 @@ class World:
         self.early[self.serial] = "lender"
         return self.feed(Moved(1, dispatch.credit, Grant(self.serial, None, "lender", "i-lender"), "test"))
 
-    def place_text(self, call: TextWanted, *, hands_over: bool = False) -> Generate:
+    def place_text(self, call: TextWanted, *, transfers_kv: bool = False) -> Generate:
         assert not call.early
         self.avoided = call.avoid
-        self.feed(Granted(1, (self.text_grant(call, hands_over=hands_over),)))
+        self.feed(Granted(1, (self.text_grant(call, transfers_kv=transfers_kv),)))
         (started,) = [one for one in self.take(Generate) if isinstance(one, Generate)]
         assert (call.tokens, call.max_tokens) == (50, 16)
         assert call.with_items is (self.machine.image_tokens > 0)
@@ -353,15 +355,15 @@ class World:
         self.now_s += pause.delay_s
         self.feed(pause.event)
 
-    def dispatched(self, *, hands_over: bool = False) -> Generate:
+    def dispatched(self, *, transfers_kv: bool = False) -> Generate:
         (call,) = self.take(TextWanted)
         assert isinstance(call, TextWanted)
-        return self.place_text(call, hands_over=hands_over)
+        return self.place_text(call, transfers_kv=transfers_kv)
 
-    def up_to_text(self, *, hands_over: bool = False) -> Generate:
+    def up_to_text(self, *, transfers_kv: bool = False) -> Generate:
         self.place_all()
         self.encode_all()
-        return self.dispatched(hands_over=hands_over)
+        return self.dispatched(transfers_kv=transfers_kv)
 
     def assert_over(self, phase: RequestPhase) -> None:
         assert self.machine.phase is phase
@@ -524,17 +526,17 @@ def test_an_item_is_as_much_work_as_its_embedding_has_rows() -> None:
     assert [want.tokens for want in wanted.wants] == [4 * 1601]
 
 
-def turns(world: World) -> list[Turn]:
+def queue_positions(world: World) -> list[QueuePosition]:
     """Of the request in the queues of the router, of its encoder and of its text instance."""
     (wanted,) = [call for call in world.calls if isinstance(call, CreditsWanted)]
     world.place_all()
     (encode,) = [call for call in world.calls if isinstance(call, Encode)]
     world.encode_all()
-    return [wanted.turn, encode.turn, world.dispatched().turn]
+    return [wanted.queue_position, encode.queue_position, world.dispatched().queue_position]
 
 
 def test_a_request_is_due_by_its_objective_and_lost_by_what_each_stage_needs() -> None:
-    found = turns(expecting(Expected(4.0, ALONE)))
+    found = queue_positions(expecting(Expected(4.0, ALONE)))
     assert [(one.priority, one.due_s, one.lost_s, one.aged_s) for one in found] == [
         (3, 5.0, 5.0 - 0.75, 5.0 + PATIENCE_S),
         (3, 5.0, 5.0 - 0.75, 5.0 + PATIENCE_S),
@@ -545,7 +547,7 @@ def test_a_request_is_due_by_its_objective_and_lost_by_what_each_stage_needs() -
 def test_each_position_counts_its_tenants_share_of_that_stage() -> None:
     shares = {Stage.ENCODE: Share(1.0), Stage.PREFILL: Share(40.0)}
     world = expecting(Expected(4.0, ALONE), share=shares.__getitem__)
-    assert [one.behind_s for one in turns(world)] == [1.0, 1.0, 40.0]
+    assert [one.behind_s for one in queue_positions(world)] == [1.0, 1.0, 40.0]
 
 
 def test_an_answer_that_goes_on_is_due_as_before_and_never_lost() -> None:
@@ -554,7 +556,7 @@ def test_an_answer_that_goes_on_is_due_as_before_and_never_lost() -> None:
     world.feed(FirstToken(call.credit))
     world.now_s = 60.0
     world.feed(failed(call, InstanceLost("gone")))
-    assert [(one.due_s, one.lost_s) for one in turns(world)] == [(5.0, inf)] * 3
+    assert [(one.due_s, one.lost_s) for one in queue_positions(world)] == [(5.0, inf)] * 3
 
 
 @pytest.mark.parametrize(
@@ -570,12 +572,14 @@ def test_the_shorter_deadline_wins_and_what_is_unknown_counts_as_nothing(
     expected: Expected, deadline_s: float, due_s: float, lost_s: float
 ) -> None:
     (wanted,) = [call for call in expecting(expected, deadline_s=deadline_s).calls if isinstance(call, CreditsWanted)]
-    assert (wanted.turn.due_s, wanted.turn.lost_s) == (due_s, lost_s)
+    assert (wanted.queue_position.due_s, wanted.queue_position.lost_s) == (due_s, lost_s)
 
 
 def test_the_ordering_that_is_chosen_orders_every_queue() -> None:
-    assert {one.due_s for one in turns(expecting(Expected(4.0, ALONE), name="first-come"))} == {1.0}
-    assert {one.due_s for one in turns(expecting(Expected(4.0, ALONE), name="deadline", deadline_s=9.0))} == {9.0}
+    assert {one.due_s for one in queue_positions(expecting(Expected(4.0, ALONE), name="first-come"))} == {1.0}
+    assert {one.due_s for one in queue_positions(expecting(Expected(4.0, ALONE), name="deadline", deadline_s=9.0))} == {
+        9.0
+    }
 
 
 def test_shards_of_an_item_are_placed_consecutively() -> None:
@@ -1700,7 +1704,7 @@ def some_error(rng: Random) -> TriptychError:
     return rng.choice(FATAL if rng.random() < 0.05 else ERRORS)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(count=st.integers(0, 4), seed=st.integers(0, 2**32), failing=st.floats(0, 0.6))
 def test_every_run_has_exactly_one_end_with_nothing_held(count: int, seed: int, failing: float) -> None:  # noqa: C901, PLR0912
     """Any failures, in any order of responses: bounded work, one end, every lease and credit returned."""
@@ -1723,7 +1727,7 @@ def test_every_run_has_exactly_one_end_with_nothing_held(count: int, seed: int, 
             continue
         world.now_s += rng.choice([0.0, 0.1, 0.1, 5.0])
         if dispatch is not None and rng.random() < 0.1:
-            world.hand_over(dispatch, rng.randrange(4), rng.choice([1.0, 30.0]))
+            world.transfer_kv(dispatch, rng.randrange(4), rng.choice([1.0, 30.0]))
             dispatch = None
             continue
         if world.pauses and rng.random() < 0.3:
@@ -1754,7 +1758,7 @@ def test_every_run_has_exactly_one_end_with_nothing_held(count: int, seed: int, 
         elif dispatch is not None:
             dispatch = _stream(world, dispatch, rng, failing)
     assert len(world.ends) == 1, "it does not end"
-    assert world.machine.phase.over
+    assert world.machine.phase.has_ended
     assert not world.credits
     assert not world.early
     assert not world.leases
@@ -1809,7 +1813,7 @@ def _answer_text(world: World, call: TextWanted, rng: Random) -> Generate | None
     if call.kept_credit is None and rng.random() < 0.1:
         world.feed(PlaceRefused(1, Unavailable("none")))
         return None
-    return world.place_text(call, hands_over=call.kept_credit is None and rng.random() < 0.4)
+    return world.place_text(call, transfers_kv=call.kept_credit is None and rng.random() < 0.4)
 
 
 def _stream(world: World, dispatch: Generate, rng: Random, failing: float) -> Generate | None:

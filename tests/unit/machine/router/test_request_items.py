@@ -8,12 +8,12 @@ from triptych.domain.encoding import EncodeResult
 from triptych.domain.generation import PullReport, Ready
 from triptych.domain.item_plan import ItemPlan
 from triptych.domain.media import MediaInfo, Modality, Shard
+from triptych.domain.queue_position import FIRST_COME
 from triptych.errors import EngineFailure, InstanceLost, LeaseLost, Overloaded
 from triptych.machine.router.attempts import Attempt, Ending
 from triptych.machine.router.request_events import Abort, After, AttemptKind, Renew, RequestEffect, Signal
 from triptych.machine.router.request_items import RequestItem, RequestItems
 from triptych.machine.router.shared_events import EmbeddingsRead, Grant, HedgeWanted, Overtaken, Release
-from triptych.policy.queueing import FIRST_COME
 
 TENSORS = (TensorSpec("t", DType.F32, (4, 8)),)
 DEADLINE_S = 100.0

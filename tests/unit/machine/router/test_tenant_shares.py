@@ -5,10 +5,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from tests.examples import examples
+from triptych.domain.queue_position import AGEING_S
 from triptych.domain.tenant import Tenant
 from triptych.machine.router.tenant_shares import MAX_IDLE, Place, TenantShares
 from triptych.policy.fairness import BURST_S, UNSHARED, by_weight
-from triptych.policy.queueing import AGEING_S
 
 A, B = Tenant("a"), Tenant("b")
 PER_S = 10.0
@@ -148,7 +149,7 @@ class Steps(RuleBasedStateMachine):
 
 
 TestSteps = Steps.TestCase
-TestSteps.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestSteps.settings = settings(max_examples=examples(40), stateful_step_count=40, deadline=None)
 
 
 def test_served_by_their_order_two_that_always_want_more_get_work_by_their_weights() -> None:

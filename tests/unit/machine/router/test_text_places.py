@@ -8,6 +8,7 @@ import pytest
 from tests.unit.machine.router.test_cluster import LIMITS, MODEL, Checked, refused, text_granted
 from triptych.domain.instance import InstanceInfo, InstanceLoad, StageLoad, TransportOffer
 from triptych.domain.membership import Member
+from triptych.domain.queue_position import QueuePosition
 from triptych.domain.stage import Role, Stage
 from triptych.errors import InstanceLost, Overloaded
 from triptych.machine.router.cluster import ClusterMachine
@@ -31,7 +32,6 @@ from triptych.machine.router.shared_events import (
 )
 from triptych.machine.router.text_places import MOST_TOGETHER
 from triptych.policy.policies import Policies, PolicyNames
-from triptych.policy.queueing import Turn
 
 EXPECTED = 16
 """Tokens that an answer of at most 16 is expected to have, at most."""
@@ -52,18 +52,18 @@ def seen(
         continues=continues,
         prefills_early=True,
         kv_kind=kind,
-        hands_over=bool(kind),
+        transfers_kv=bool(kind),
     )
     return InstanceSeen(name, info)
 
 
-def cluster(*described: InstanceSeen, handoff: str = "never", max_waiting: int = 3) -> ClusterMachine:
-    policies = Policies.named(PolicyNames(handoff=handoff))
+def cluster(*described: InstanceSeen, kv_transfer: str = "never", max_waiting: int = 3) -> ClusterMachine:
+    policies = Policies.named(PolicyNames(kv_transfer=kv_transfer))
     limits = replace(LIMITS, max_waiting_requests=max_waiting)
     machine = Checked(limits, policies, Random(7), arena_retry_s=0.5, retry_after_s=2.0)
-    for one in described:
-        machine.handle(MemberJoined(Member(one.name)), 0)
-        machine.handle(one, 0)
+    for instance in described:
+        machine.handle(MemberJoined(Member(instance.name)), 0)
+        machine.handle(instance, 0)
     return machine
 
 
@@ -83,15 +83,15 @@ def test_a_prompt_goes_to_an_instance_that_prefills_and_its_answer_to_one_that_d
     machine = cluster(seen("d", Role.D), seen("p", Role.P))
     assert machine.instances.has_text
     prompt = want(machine)
-    assert (prompt.name, prompt.hands_over) == ("p", True)
+    assert (prompt.name, prompt.transfers_kv) == ("p", True)
     answer = go_on(machine, "p")
-    assert (answer.name, answer.hands_over) == ("d", False)
+    assert (answer.name, answer.transfers_kv) == ("d", False)
 
 
 @pytest.mark.parametrize("role", [Role.PD, Role.EPD])
 def test_one_that_does_both_keeps_its_answers_by_default(role: Role) -> None:
     machine = cluster(seen("b", role), seen("d", Role.D))
-    assert not want(machine).hands_over
+    assert not want(machine).transfers_kv
 
 
 @pytest.mark.parametrize("end", [MemberLeft("d"), InstanceSuspected("d")])
@@ -178,7 +178,7 @@ def test_a_prompt_waits_until_an_answer_has_ended() -> None:
     assert machine.handle(CreditReturned(first.credit), 0) == [], "its answer has its place"
     (granted,) = machine.handle(CreditReturned(answer.credit), 0)
     assert isinstance(granted, Granted)
-    assert (granted.request, granted.grants[0].hands_over, machine.waiting_for_kv) == (2, True, 0)
+    assert (granted.request, granted.grants[0].transfers_kv, machine.waiting_for_kv) == (2, True, 0)
 
 
 def test_a_report_of_free_memory_wakes_a_prompt() -> None:
@@ -192,15 +192,15 @@ def test_a_report_of_free_memory_wakes_a_prompt() -> None:
 def test_an_idle_instance_takes_what_it_can_hold_whatever_it_reports() -> None:
     machine = cluster(seen("d", Role.D, kv_tokens=60), seen("p", Role.P))
     machine.handle(decoding("d", free=50), 0)
-    assert want(machine).hands_over, "more than is expected to fit is capped"
+    assert want(machine).transfers_kv, "more than is expected to fit is capped"
 
 
 def test_prompts_wait_in_their_order() -> None:
     machine = cluster(seen("d", Role.D, kv_tokens=100), seen("p", Role.P))
     first = want(machine, 1)
     for number in (2, 3, 4):
-        turn = Turn(0, 10.0 - number, number)
-        assert machine.handle(TextWanted(number, 50, max_tokens=EXPECTED, turn=turn), 0) == []
+        queue_position = QueuePosition(0, 10.0 - number, number)
+        assert machine.handle(TextWanted(number, 50, max_tokens=EXPECTED, queue_position=queue_position), 0) == []
     assert isinstance(refused(machine.handle(TextWanted(5, 50, max_tokens=EXPECTED), 0)).error, Overloaded)
     machine.handle(CreditsAbandoned(4), 0)
     (granted,) = machine.handle(CreditReturned(first.credit), 0)
@@ -212,8 +212,13 @@ def test_prompts_wait_in_their_order() -> None:
 def test_no_prompt_passes_a_suspect_that_waits_for_memory() -> None:
     machine = cluster(seen("d", Role.D, kv_tokens=100), seen("p", Role.P))
     first = want(machine, 1)
-    assert machine.handle(TextWanted(2, 50, max_tokens=EXPECTED, suspect=True, turn=Turn(0, 0.0, 2)), 0) == []
-    assert machine.handle(TextWanted(3, 10, max_tokens=EXPECTED, turn=Turn(0, 1.0, 3)), 0) == [], "though it has room"
+    assert (
+        machine.handle(TextWanted(2, 50, max_tokens=EXPECTED, suspect=True, queue_position=QueuePosition(0, 0.0, 2)), 0)
+        == []
+    )
+    assert machine.handle(TextWanted(3, 10, max_tokens=EXPECTED, queue_position=QueuePosition(0, 1.0, 3)), 0) == [], (
+        "though it has room"
+    )
     granted = machine.handle(CreditReturned(first.credit), 0)
     assert [one.request for one in granted if isinstance(one, Granted)] == [2, 3]
 
@@ -249,15 +254,15 @@ def test_no_prompt_waits_where_one_instance_does_both() -> None:
     machine = cluster(seen("b", Role.PD), seen("d", Role.D, kv_tokens=100), seen("p", Role.P))
     machine.handle(LoadReported("b", InstanceLoad({Stage.PREFILL: StageLoad(5000, 9)})), 0)
     first = want(machine, 1)
-    assert first.hands_over
+    assert first.transfers_kv
     machine.handle(decoding("d", 1000, 9, free=0), 0)
     machine.handle(LoadReported("b", InstanceLoad({Stage.DECODE: StageLoad(5000, 9, free_tokens=0)})), 0)
     second = want(machine, 2)
-    assert (second.name, second.hands_over) == ("b", False)
+    assert (second.name, second.transfers_kv) == ("b", False)
 
 
 @pytest.mark.parametrize(
-    ("handoff", "here", "there", "hands_over"),
+    ("kv_transfer", "here", "there", "transfers_kv"),
     [
         ("never", 5000, 0, False),
         ("by-need", 5000, 0, True),
@@ -266,30 +271,38 @@ def test_no_prompt_waits_where_one_instance_does_both() -> None:
         ("always", 0, 5000, True),
     ],
 )
-def test_one_that_does_both_hands_over_by_policy(handoff: str, here: int, there: int, hands_over: bool) -> None:
-    machine = cluster(seen("b", Role.PD), seen("d", Role.D), handoff=handoff)
+def test_one_that_does_both_transfers_kv_by_policy(kv_transfer: str, here: int, there: int, transfers_kv: bool) -> None:
+    machine = cluster(seen("b", Role.PD), seen("d", Role.D), kv_transfer=kv_transfer)
     machine.handle(decoding("b", here, 1), 0)
     machine.handle(decoding("d", there, 1), 0)
     grant = text_granted(machine.handle(TextWanted(1, 50, max_tokens=200), 0))
-    assert (grant.name, grant.hands_over) == ("b", hands_over)
+    assert (grant.name, grant.transfers_kv) == ("b", transfers_kv)
 
 
 @pytest.mark.parametrize(
     "other", [seen("d", Role.D, kind="other"), seen("d", Role.D, continues=False), seen("d", Role.P)]
 )
-def test_nothing_is_handed_over_by_policy_where_it_would_be_computed_again(other: InstanceSeen) -> None:
-    machine = cluster(seen("b", Role.PD), other, handoff="always")
-    assert not want(machine, avoid=frozenset({"d"})).hands_over
+def test_nothing_is_kv_transferred_by_policy_where_it_would_be_computed_again(other: InstanceSeen) -> None:
+    machine = cluster(seen("b", Role.PD), other, kv_transfer="always")
+    assert not want(machine, avoid=frozenset({"d"})).transfers_kv
 
 
 def test_beginnings_of_prompts_are_computed_where_the_answer_stays() -> None:
-    machine = cluster(seen("b", Role.PD), seen("d", Role.D), seen("p", Role.P), handoff="always")
+    machine = cluster(seen("b", Role.PD), seen("d", Role.D), seen("p", Role.P), kv_transfer="always")
     assert {want(machine, number, early=True).name for number in range(1)} == {"b"}
     assert machine.handle(TextWanted(9, 50, early=True, avoid=frozenset({"b"})), 0) == []
 
 
+@pytest.mark.parametrize("kv_transfer", ["never", "always"])
+def test_an_answer_leaves_a_place_that_is_kept_if_it_was_granted_so(kv_transfer: str) -> None:
+    machine = cluster(seen("b", Role.PD), seen("d", Role.D), kv_transfer=kv_transfer)
+    first = want(machine)
+    kept = want(machine, kept_credit=first.credit)
+    assert (kept.credit, kept.transfers_kv) == (first.credit, kv_transfer == "always")
+
+
 def test_instances_of_the_release_before_go_on_as_they_did() -> None:
-    machine = cluster(seen("b", Role.PD, kind=""), seen("c", Role.PD, kind="", continues=False), handoff="always")
+    machine = cluster(seen("b", Role.PD, kind=""), seen("c", Role.PD, kind="", continues=False), kv_transfer="always")
     assert {want(machine, number).name for number in range(4)} == {"b", "c"}
     assert want(machine, continues=True).name == "b"
 

@@ -5,6 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from tests.examples import examples
 from triptych.domain.tenant import Tenant
 from triptych.machine.router.wait_predictor import SHOWN_TENANTS, WaitPredictor
 
@@ -32,14 +33,14 @@ class Router:
             self.now_s += every_s
             self.served += 1
             self.predictor.answering(self.served, self.now_s)
-            self.predictor.over(self.served, 0.0, self.now_s)
+            self.predictor.ended(self.served, 0.0, self.now_s)
         self.predictor.validate()
 
     def expire(self, count: int) -> None:
         """The oldest, at once."""
         for _ in range(count):
             self.served += 1
-            self.predictor.over(self.served, None, self.now_s)
+            self.predictor.ended(self.served, None, self.now_s)
         self.predictor.validate()
 
     def wait_s(self, priority: int = 0, *, media: bool = False) -> float:
@@ -158,7 +159,7 @@ def test_what_ends_unserved_frees_its_place_and_is_no_service() -> None:
     router.arrive(30)
     router.serve(10, every_s=0.2)
     for number in range(11, 21):
-        router.predictor.over(number, None, router.now_s)
+        router.predictor.ended(number, None, router.now_s)
     router.predictor.validate()
     assert router.wait_s() == pytest.approx(10 * 0.2)
 
@@ -168,7 +169,7 @@ def test_the_time_of_an_answer_is_a_mean_by_class() -> None:
     assert router.predictor.answer_s("text") == 0.0
     for answer_s in (1.0, 2.0):
         router.arrive()
-        router.predictor.over(router.number, answer_s, 0.0)
+        router.predictor.ended(router.number, answer_s, 0.0)
     assert router.predictor.answer_s("text") == pytest.approx(1.1)
     assert router.predictor.answer_s("image-256") == 0.0
 
@@ -178,7 +179,7 @@ def test_what_is_unknown_has_no_effect() -> None:
     for number in (1, 2):
         router.predictor.encoded(number, 0.0)
         router.predictor.answering(number, 0.0)
-        router.predictor.over(number, 1.0, 0.0)
+        router.predictor.ended(number, 1.0, 0.0)
     router.predictor.validate()
     assert router.predictor.answer_s("text") == 0.0
 
@@ -212,7 +213,7 @@ class Steps(RuleBasedStateMachine):
             self.predictor.answering(number, self.now_s)
         else:
             self.running.discard(number)
-            self.predictor.over(number, 1.0 if step == "done" else None, self.now_s)
+            self.predictor.ended(number, 1.0 if step == "done" else None, self.now_s)
 
     @invariant()
     def adds_up(self) -> None:
@@ -223,7 +224,7 @@ class Steps(RuleBasedStateMachine):
 
 
 TestSteps = Steps.TestCase
-TestSteps.settings = settings(max_examples=50, stateful_step_count=60, deadline=None)
+TestSteps.settings = settings(max_examples=examples(50), stateful_step_count=60, deadline=None)
 
 
 def test_a_tenant_waits_for_its_own_work_at_its_part_of_the_rate() -> None:

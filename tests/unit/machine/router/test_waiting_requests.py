@@ -1,12 +1,14 @@
 import pytest
 
+from triptych.domain.queue_position import QueuePosition
 from triptych.machine.router.shared_events import CreditsWanted
 from triptych.machine.router.waiting_requests import WaitingRequests
-from triptych.policy.queueing import Turn
 
 
 def wanted(request: int, due_s: float, lost_s: float = 100.0, *, priority: int = 0) -> CreditsWanted:
-    return CreditsWanted(request, (), wait=True, turn=Turn(priority, due_s, request, lost_s, aged_s=50.0))
+    return CreditsWanted(
+        request, (), wait=True, queue_position=QueuePosition(priority, due_s, request, lost_s, aged_s=50.0)
+    )
 
 
 def order(waiting: WaitingRequests[CreditsWanted]) -> list[int]:
@@ -16,8 +18,8 @@ def order(waiting: WaitingRequests[CreditsWanted]) -> list[int]:
 
 def test_they_are_served_by_their_turns_and_those_that_are_lost_behind_them() -> None:
     waiting = WaitingRequests()
-    for one in (wanted(1, 9.0), wanted(2, 5.0, lost_s=4.0), wanted(3, 7.0), wanted(4, 99.0, priority=-1)):
-        waiting.add(one, 1.0)
+    for request in (wanted(1, 9.0), wanted(2, 5.0, lost_s=4.0), wanted(3, 7.0), wanted(4, 99.0, priority=-1)):
+        waiting.add(request, 1.0)
     assert order(waiting) == [4, 2, 3, 1]
     waiting.put_lost_back(4.0)
     assert order(waiting) == [4, 2, 3, 1]
@@ -30,9 +32,9 @@ def test_one_may_leave_while_they_are_gone_through() -> None:
     waiting = WaitingRequests()
     for request in range(4):
         waiting.add(wanted(request, request), 0.0)
-    for one in waiting.in_order.copy():
-        if one.wanted.request % 2:
-            waiting.remove(one.wanted.request)
+    for entry in waiting.in_order.copy():
+        if entry.wanted.request % 2:
+            waiting.remove(entry.wanted.request)
     waiting.remove(99)
     assert order(waiting) == [0, 2]
 

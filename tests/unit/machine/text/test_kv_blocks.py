@@ -2,6 +2,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from tests.examples import examples
 from triptych.machine.text.kv_blocks import Copy, KvBlocks
 
 
@@ -249,4 +250,4 @@ class KvBlocksModel(RuleBasedStateMachine):
 
 
 TestKvBlocksModel = KvBlocksModel.TestCase
-TestKvBlocksModel.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestKvBlocksModel.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)

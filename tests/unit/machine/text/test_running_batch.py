@@ -9,15 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from triptych.domain.embedding import DType
 from triptych.domain.kv_segment import KvKind
+from triptych.domain.queue_position import AGEING_S, FIRST_COME, QueuePosition
 from triptych.families.base import Span
 from triptych.machine.text.host_copies import CopyIn, CopyOut, HostCopies
 from triptych.machine.text.kv_blocks import KvBlocks
 from triptych.machine.text.prefix_hashes import BlockHashes
-from triptych.machine.text.running_batch import BatchLimits, Move, RunningBatch, Step
+from triptych.machine.text.running_batch import Move, RunningBatch, Step, StepLimits
 from triptych.machine.text.sequence import Sequence
-from triptych.policy.queueing import AGEING_S, FIRST_COME, Turn
 
 BLOCK = 4
 KIND = KvKind("model", DType.F32, layers=1, heads=1, head_size=8)
@@ -46,7 +47,7 @@ class Engine:
         keyed: bool = True,
         bidirectional: tuple[Span, ...] = (),
         salt: bytes = b"",
-        turn: Turn = FIRST_COME,
+        queue_position: QueuePosition = FIRST_COME,
         begun: tuple[int, ...] = (),
         arriving: int = 0,
         pauses: bool = False,
@@ -61,7 +62,7 @@ class Engine:
                 prompt_tokens=len(prompt),
                 max_tokens=max_tokens,
                 bidirectional=bidirectional,
-                turn=turn,
+                queue_position=queue_position,
                 prefix_hashes=BlockHashes(size, prompt, (), salt=salt) if keyed else None,
             )
             for choice in range(choices)
@@ -69,8 +70,8 @@ class Engine:
         for one, tokens in zip(sequences, begun, strict=False):
             for _ in range(tokens):
                 one.append(self._next(one))
-        for one in sequences:
-            one.arriving, one.pauses = arriving, pauses
+        for sequence in sequences:
+            sequence.arriving, sequence.pauses = arriving, pauses
         self.batch.add(sequences)
 
     def unpack(self, name: str, choice: int, end: int) -> None:
@@ -122,8 +123,8 @@ class Engine:
             if part.reaches_end:
                 followers, copies = self.batch.fork(part.sequence)
                 self.move(copies)
-                for one in (part.sequence, *followers):
-                    self._extend(one)
+                for sequence in (part.sequence, *followers):
+                    self._extend(sequence)
         self.batch.validate()
         return step
 
@@ -162,7 +163,7 @@ def engine(
     copied_positions: int = 0,
     beside_decodes: int | None = None,
 ) -> Engine:
-    limits = BatchLimits(
+    limits = StepLimits(
         BLOCK,
         token_budget,
         max_sequences,
@@ -238,21 +239,21 @@ def test_prefills_can_be_paused_while_decodes_continue() -> None:
 
 def test_the_first_turn_is_that_of_a_prompt_that_the_next_step_could_compute() -> None:
     one = engine(8, max_sequences=2, token_budget=4)
-    turns = [Turn(0, float(due_s), due_s) for due_s in range(4)]
+    queue_positions = [QueuePosition(0, float(due_s), due_s) for due_s in range(4)]
 
-    def first() -> Turn | None:
-        return one.batch.prefill_turn
+    def first() -> QueuePosition | None:
+        return one.batch.prefill_queue_position
 
-    one.add("a", [0] * 6, 20, keyed=False, turn=turns[2])
-    assert first() == turns[2]
+    one.add("a", [0] * 6, 20, keyed=False, queue_position=queue_positions[2])
+    assert first() == queue_positions[2]
     one.step()
-    assert first() == turns[2], "half of it is computed"
-    one.add("b", [1] * 6, 20, keyed=False, turn=turns[1])
-    assert first() == turns[1]
+    assert first() == queue_positions[2], "half of it is computed"
+    one.add("b", [1] * 6, 20, keyed=False, queue_position=queue_positions[1])
+    assert first() == queue_positions[1]
     for _ in range(4):
         one.step()
     assert first() is None, "both decode"
-    one.add("c", [2] * 6, 20, keyed=False, turn=turns[0])
+    one.add("c", [2] * 6, 20, keyed=False, queue_position=queue_positions[0])
     assert first() is None, "there is no place for it"
 
 
@@ -260,7 +261,7 @@ def test_a_prompt_is_ready_while_it_can_be_prefilled() -> None:
     one = engine(8, max_sequences=2, token_budget=4)
 
     def ready() -> bool:
-        return one.batch.prefill_turn is not None
+        return one.batch.prefill_queue_position is not None
 
     assert not ready()
     one.add("a", [0] * 6, 20, keyed=False)
@@ -473,10 +474,10 @@ def test_a_new_sequence_joins_an_unfinished_prefill() -> None:
 @pytest.mark.parametrize("contiguous", [True, False])
 def test_a_prompt_of_many_chunks_is_passed_by_one_that_is_due_earlier(contiguous: bool) -> None:
     one = engine(32, contiguous=contiguous, token_budget=4)
-    one.add("long", [0] * 12, 1, turn=Turn(0, 9.0, 0))
+    one.add("long", [0] * 12, 1, queue_position=QueuePosition(0, 9.0, 0))
     one.step()
-    one.add("short", [1] * 2, 1, turn=Turn(0, 5.0, 1))
-    one.add("later", [2] * 2, 1, turn=Turn(0, 10.0, 2))
+    one.add("short", [1] * 2, 1, queue_position=QueuePosition(0, 5.0, 1))
+    one.add("later", [2] * 2, 1, queue_position=QueuePosition(0, 10.0, 2))
     assert [(part.sequence.request_id, part.first, part.count) for part in one.step().parts] == [
         ("short", 0, 2),
         ("long", 4, 2),
@@ -487,16 +488,16 @@ def test_a_prompt_of_many_chunks_is_passed_by_one_that_is_due_earlier(contiguous
 
 def test_a_prompt_that_cannot_start_does_not_hold_up_the_one_that_it_would_pass() -> None:
     one = engine(6, token_budget=4)
-    one.add("long", [0] * 12, 1, keyed=False, turn=Turn(0, 9.0, 0))
+    one.add("long", [0] * 12, 1, keyed=False, queue_position=QueuePosition(0, 9.0, 0))
     one.step()
-    one.add("short", [1] * 12, 1, keyed=False, turn=Turn(0, 5.0, 1))
+    one.add("short", [1] * 12, 1, keyed=False, queue_position=QueuePosition(0, 5.0, 1))
     assert [(part.sequence.request_id, part.first) for part in one.step().parts] == [("long", 4)]
     one.run(20)
     assert list(one.answers) == ["long/0", "short/0"]
 
 
 def test_prompts_are_chunked_unless_forbidden() -> None:
-    limits = BatchLimits(BLOCK, token_budget=8, max_sequences=4)
+    limits = StepLimits(BLOCK, token_budget=8, max_sequences=4)
     one = Engine(RunningBatch(KvBlocks(16, contiguous=True), limits))
     one.add("a", [0] * 20, 1)
     assert [part.count for part in one.step().parts] == [8]
@@ -511,13 +512,13 @@ def test_prompts_are_chunked_unless_forbidden() -> None:
 
 
 BEYOND = FIRST_COME.behind(AGEING_S + 1.0)
-"""The turn of a request beyond its tenant's share."""
+"""The queue position of a request beyond its tenant's share."""
 
 
 def test_requests_beyond_a_share_start_few_at_a_time_and_leave_places_free() -> None:
     one = engine(blocks=400, token_budget=400, max_sequences=32)
     for number in range(40):
-        one.add(f"hog-{number}", [number] * 4, 64, turn=BEYOND)
+        one.add(f"hog-{number}", [number] * 4, 64, queue_position=BEYOND)
     started = [len([part for part in one.step().parts if not part.first]) for _ in range(9)]
     assert started == [4, 4, 4, 4, 4, 4, 4, 0, 0], "an eighth of the places in each step, up to seven eighths"
     for number in range(5):
@@ -527,11 +528,11 @@ def test_requests_beyond_a_share_start_few_at_a_time_and_leave_places_free() -> 
     ]
 
 
-@pytest.mark.parametrize(("turn", "started"), [(FIRST_COME, 11), (BEYOND, 9)])
-def test_requests_beyond_a_share_leave_memory_free(turn: Turn, started: int) -> None:
+@pytest.mark.parametrize(("queue_position", "started"), [(FIRST_COME, 11), (BEYOND, 9)])
+def test_requests_beyond_a_share_leave_memory_free(queue_position: QueuePosition, started: int) -> None:
     one = engine(blocks=32, token_budget=128, max_sequences=64)
     for number in range(12):
-        one.add(f"hog-{number}", [number] * 4, 4, turn=turn, keyed=False)
+        one.add(f"hog-{number}", [number] * 4, 4, queue_position=queue_position, keyed=False)
     one.step()
     one.step()
     assert one.batch.running == started, "each has two blocks, and one is left for each to grow"
@@ -540,7 +541,7 @@ def test_requests_beyond_a_share_leave_memory_free(turn: Turn, started: int) -> 
 
 def test_a_request_beyond_a_share_starts_alone_however_large_it_is() -> None:
     one = engine(blocks=16, token_budget=64, max_sequences=2)
-    one.add("hog", [0] * 20, 2, choices=2, turn=BEYOND, keyed=False)
+    one.add("hog", [0] * 20, 2, choices=2, queue_position=BEYOND, keyed=False)
     one.run(5)
     assert len(one.answers) == 2
 
@@ -566,14 +567,14 @@ def test_the_latest_arrival_is_preempted_and_recomputed() -> None:
 
 def test_waiting_sequences_start_in_order_and_running_ones_continue() -> None:
     one = engine(max_sequences=1)
-    for name, turn in (
-        ("runs", Turn(5, 9.0, 0)),
-        ("low", Turn(1, 0.5, 1)),
-        ("late", Turn(0, 9.0, 2)),
-        ("soon", Turn(0, 2.0, 3)),
-        ("high", Turn(-1, 99.0, 4)),
+    for name, queue_position in (
+        ("runs", QueuePosition(5, 9.0, 0)),
+        ("low", QueuePosition(1, 0.5, 1)),
+        ("late", QueuePosition(0, 9.0, 2)),
+        ("soon", QueuePosition(0, 2.0, 3)),
+        ("high", QueuePosition(-1, 99.0, 4)),
     ):
-        one.add(name, [1] * 4, 2, turn=turn)
+        one.add(name, [1] * 4, 2, queue_position=queue_position)
         one.batch.validate()
         if name == "runs":
             one.step()
@@ -584,9 +585,9 @@ def test_waiting_sequences_start_in_order_and_running_ones_continue() -> None:
 
 def test_the_last_in_order_is_preempted_regardless_of_arrival() -> None:
     one = engine(blocks=6, contiguous=False, max_sequences=4)
-    one.add("low", [1] * 7, 12, keyed=False, turn=Turn(1, 1.0, 0))
+    one.add("low", [1] * 7, 12, keyed=False, queue_position=QueuePosition(1, 1.0, 0))
     one.step()
-    one.add("high", [2] * 7, 12, keyed=False, turn=Turn(0, 9.0, 1))
+    one.add("high", [2] * 7, 12, keyed=False, queue_position=QueuePosition(0, 9.0, 1))
     preempted = [gone.sequence_id for _ in range(12) for gone in one.step().preempted]
     assert preempted == ["low/0"]
     one.run(40)
@@ -595,11 +596,11 @@ def test_the_last_in_order_is_preempted_regardless_of_arrival() -> None:
 
 def test_a_waiting_sequence_gets_another_turn_with_all_its_choices() -> None:
     one = engine(max_sequences=2)
-    one.add("runs", [1] * 4, 2, choices=2, turn=Turn(0, 0.0, 0))
+    one.add("runs", [1] * 4, 2, choices=2, queue_position=QueuePosition(0, 0.0, 0))
     one.step()
     for name, due_s in (("lost", 1.0), ("short", 2.0)):
-        one.add(name, [1] * 4, 2, choices=2, turn=Turn(0, due_s, 1))
-    one.batch.reorder("lost", Turn(0, 30.0, 1))
+        one.add(name, [1] * 4, 2, choices=2, queue_position=QueuePosition(0, due_s, 1))
+    one.batch.reorder("lost", QueuePosition(0, 30.0, 1))
     one.batch.validate()
     one.run(20)
     assert list(one.answers) == [f"{name}/{choice}" for name in ("runs", "short", "lost") for choice in (0, 1)]
@@ -607,19 +608,19 @@ def test_a_waiting_sequence_gets_another_turn_with_all_its_choices() -> None:
 
 def test_what_has_begun_keeps_its_turn_even_when_it_was_preempted() -> None:
     one = engine(blocks=6, contiguous=False, max_sequences=4)
-    one.add("low", [1] * 7, 12, keyed=False, turn=Turn(1, 1.0, 0))
+    one.add("low", [1] * 7, 12, keyed=False, queue_position=QueuePosition(1, 1.0, 0))
     one.step()
-    one.add("high", [2] * 7, 12, keyed=False, turn=Turn(0, 9.0, 1))
+    one.add("high", [2] * 7, 12, keyed=False, queue_position=QueuePosition(0, 9.0, 1))
     for _ in range(12):
         if one.step().preempted:
             break
     assert one.batch.waiting == {"low"}
     for name in ("low", "high", "unknown"):
-        one.batch.reorder(name, Turn(9, 99.0, 9))
+        one.batch.reorder(name, QueuePosition(9, 99.0, 9))
     one.batch.validate()
-    assert [sequence.turn for name in ("low", "high") for sequence in one.batch.choices(name)] == [
-        Turn(1, 1.0, 0),
-        Turn(0, 9.0, 1),
+    assert [sequence.queue_position for name in ("low", "high") for sequence in one.batch.choices(name)] == [
+        QueuePosition(1, 1.0, 0),
+        QueuePosition(0, 9.0, 1),
     ]
 
 
@@ -784,7 +785,7 @@ def test_a_sequence_that_pauses_gets_one_token_and_keeps_its_blocks(contiguous: 
     one.batch.remove("stays")
     assert one.batch.has_work
     assert not one.batch.can_step
-    assert one.batch.prefill_turn is None
+    assert one.batch.prefill_queue_position is None
     assert one.batch.pending_tokens == 0
     assert one.step().parts == ()
     one.batch.remove("goes")
@@ -814,9 +815,9 @@ def test_an_arriving_sequence_has_all_its_blocks_and_is_computed_when_the_rest_i
     one = engine(contiguous=contiguous)
     one.add("a", [0] * 11, 3, arriving=11)
     assert one.batch.pending_tokens == 1 + 3
-    ready = [one.batch.can_step, one.batch.prefill_turn is not None]
+    ready = [one.batch.can_step, one.batch.prefill_queue_position is not None]
     assert one.step().parts == ()
-    ready += [one.batch.can_step, one.batch.prefill_turn is not None]
+    ready += [one.batch.can_step, one.batch.prefill_queue_position is not None]
     assert ready == [True, True, False, False], "it can start, and no more"
     assert one.batch.arriving == {("a", 0)}
     assert not one.batch.waiting
@@ -920,7 +921,7 @@ requests = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     requests=requests,
     contiguous=st.booleans(),
@@ -956,10 +957,10 @@ def test_all_sequences_finish_for_any_lengths(
         start = 0 if prompt < 12 else 5
         bidirectional = (Span(start, min(7, prompt - start)),) if number % 3 == 0 else ()
         ids = [kind] * min(prompt, 10) + list(range(max(0, prompt - 10)))
-        turn = Turn((prompt + answer) % 3, 0.0, number)
+        queue_position = QueuePosition((prompt + answer) % 3, 0.0, number)
         add = partial(one.add, str(number), ids, answer, choices=choices, keyed=keyed, bidirectional=bidirectional)
         begun = tuple((5 * choice + 3 * kind) % answer for choice in range(choices)) if number % 2 else ()
-        coming.setdefault(number * kind, []).append(partial(add, turn=turn, begun=begun))
+        coming.setdefault(number * kind, []).append(partial(add, queue_position=queue_position, begun=begun))
     work = sum(prompt + choices * answer for prompt, answer, choices, _, _ in requests)
     for number in range(20 * work + 20):
         for add_one in coming.pop(number, ()):
@@ -1011,7 +1012,7 @@ handed = st.lists(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(
     requests=handed,
     contiguous=st.booleans(),
@@ -1023,7 +1024,7 @@ handed = st.lists(
         max_size=20,
     ),
 )
-def test_sequences_are_handed_over_in_any_order(
+def test_sequences_are_kv_transferred_in_any_order(
     requests: list[tuple[int, int, int, bool, bool, int]],
     contiguous: bool,
     token_budget: int,

@@ -6,29 +6,29 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from triptych.domain.embedding import DType, TensorSpec, Ticket
+from triptych.domain.queue_position import QueuePosition
 from triptych.errors import InvalidRequest, LeaseLost, Overloaded, TransferFailed
-from triptych.machine.text.pull_turns import PullLimits
+from triptych.machine.text.pull_queue import PullLimits
 from triptych.machine.text.tensor_cache import CacheLimits, TensorCache
 from triptych.machine.text.tensor_events import (
     Acquire,
     Acquired,
     CopiesGone,
     Effect,
-    Evicted,
-    Leave,
     Pulled,
     PullFailed,
     PullStopped,
+    ReaderLeft,
     ReleaseLease,
     StartPull,
     StopPull,
+    TensorEvicted,
     TensorsRefused,
     TensorTick,
     TransferStats,
-    Waiting,
+    WaitsForRoom,
     WakeAt,
 )
-from triptych.policy.queueing import Turn
 
 STATS = TransferStats("memory", 1024, 0.1)
 MANY = PullLimits(1 << 30, 1.0, 64)
@@ -58,7 +58,9 @@ def cache(
 def acquire(
     machine: TensorCache, request_id: str, *tickets: Ticket, deadline_s: float = 0.0, transient: bool = False
 ) -> list[Effect]:
-    effects = machine.handle(Acquire(request_id, tickets, Turn(0, deadline_s, next(_arrivals)), transient), 0.0)
+    effects = machine.handle(
+        Acquire(request_id, tickets, QueuePosition(0, deadline_s, next(_arrivals)), transient), 0.0
+    )
     machine.validate()
     return effects
 
@@ -91,10 +93,10 @@ def test_a_request_without_room_waits_without_holding_memory_and_is_admitted_lat
     machine = cache(2048)
     fill(machine, "a", ticket(b"k"))
     [waiting] = acquire(machine, "b", ticket(b"x"), ticket(b"y"))
-    assert isinstance(waiting, Waiting)
+    assert isinstance(waiting, WaitsForRoom)
     assert machine.pinned_bytes == 1024
-    effects = machine.handle(Leave("a"), 0.0)
-    assert [effect.key for effect in effects if isinstance(effect, Evicted)] == [b"k"]
+    effects = machine.handle(ReaderLeft("a"), 0.0)
+    assert [effect.key for effect in effects if isinstance(effect, TensorEvicted)] == [b"k"]
     assert len(pulls(effects)) == 2
 
 
@@ -102,28 +104,28 @@ def test_bytes_are_pinned_cached_or_free() -> None:
     machine = cache(4096)
     fill(machine, "a", ticket(b"k"))
     fill(machine, "b", ticket(b"x", 2048))
-    machine.handle(Leave("a"), 0.0)
+    machine.handle(ReaderLeft("a"), 0.0)
     assert (machine.pinned_bytes, machine.cached_bytes, machine.cached) == (2048, 1024, 2)
 
 
 def test_nothing_is_evicted_for_a_request_that_must_wait_anyway() -> None:
     machine = cache(3072)
     fill(machine, "a", ticket(b"idle"))
-    machine.handle(Leave("a"), 0.0)
+    machine.handle(ReaderLeft("a"), 0.0)
     fill(machine, "b", ticket(b"pinned"))
     [waiting] = acquire(machine, "c", ticket(b"x"), ticket(b"y"), ticket(b"z"))
-    assert isinstance(waiting, Waiting)
+    assert isinstance(waiting, WaitsForRoom)
     assert machine.cached == 2
 
 
 def test_tensors_that_a_waiting_request_needs_are_not_evicted_for_it() -> None:
     machine = cache(2048)
     fill(machine, "a", ticket(b"mine"))
-    machine.handle(Leave("a"), 0.0)
+    machine.handle(ReaderLeft("a"), 0.0)
     fill(machine, "b", ticket(b"other"))
-    machine.handle(Leave("b"), 0.0)
+    machine.handle(ReaderLeft("b"), 0.0)
     effects = acquire(machine, "c", ticket(b"mine"), ticket(b"new"))
-    assert [effect.key for effect in effects if isinstance(effect, Evicted)] == [b"other"]
+    assert [effect.key for effect in effects if isinstance(effect, TensorEvicted)] == [b"other"]
     assert [pull.ticket.key for pull in pulls(effects)] == [b"new"]
 
 
@@ -131,10 +133,10 @@ def test_cached_tensors_of_a_request_do_not_count_as_room_for_its_missing_ones()
     machine = cache(3072)
     for key in (b"mine", b"other"):
         fill(machine, key.decode(), ticket(key))
-        machine.handle(Leave(key.decode()), 0.0)
+        machine.handle(ReaderLeft(key.decode()), 0.0)
     fill(machine, "b", ticket(b"pinned"))
     [waiting] = acquire(machine, "c", ticket(b"mine"), ticket(b"x"), ticket(b"y"))
-    assert isinstance(waiting, Waiting)
+    assert isinstance(waiting, WaitsForRoom)
     assert machine.cached == 3
 
 
@@ -155,7 +157,7 @@ def test_a_request_refused_while_waiting_does_not_block_later_ones() -> None:
     acquire(machine, "contradicts", ticket(b"k", 512), deadline_s=2.0)
     acquire(machine, "behind", ticket(b"k"), deadline_s=3.0)
     assert machine.waiting == 3
-    effects = machine.handle(Leave("z"), 0.0)
+    effects = machine.handle(ReaderLeft("z"), 0.0)
     assert [effect.request_id for effect in effects if isinstance(effect, TensorsRefused)] == ["contradicts"]
     assert [effect.request_id for effect in effects if isinstance(effect, Acquired)] == ["behind"]
     assert machine.waiting == 0
@@ -178,9 +180,9 @@ def test_the_most_urgent_waiting_request_is_admitted_first_and_not_overtaken() -
     fill(machine, "a", ticket(b"a"))
     for request_id, deadline_s, nbytes in (("patient", 9.0, 512), ("urgent", 1.0, 1024), ("next", 2.0, 512)):
         assert isinstance(
-            acquire(machine, request_id, ticket(request_id.encode(), nbytes), deadline_s=deadline_s)[-1], Waiting
+            acquire(machine, request_id, ticket(request_id.encode(), nbytes), deadline_s=deadline_s)[-1], WaitsForRoom
         )
-    assert [pull.ticket.key for pull in pulls(machine.handle(Leave("a"), 0.0))] == [b"urgent"]
+    assert [pull.ticket.key for pull in pulls(machine.handle(ReaderLeft("a"), 0.0))] == [b"urgent"]
     assert machine.waiting == 2
 
 
@@ -188,8 +190,8 @@ def test_a_pull_that_nobody_needs_is_stopped_and_who_comes_meanwhile_gets_anothe
     machine = cache()
     [pull] = pulls(acquire(machine, "a", ticket(b"k")))
     acquire(machine, "b", ticket(b"k"))
-    assert not [one for one in machine.handle(Leave("a"), 0.0) if isinstance(one, StopPull)], "b needs it"
-    [stop] = [one for one in machine.handle(Leave("b"), 0.0) if isinstance(one, StopPull)]
+    assert not [one for one in machine.handle(ReaderLeft("a"), 0.0) if isinstance(one, StopPull)], "b needs it"
+    [stop] = [one for one in machine.handle(ReaderLeft("b"), 0.0) if isinstance(one, StopPull)]
     assert stop.pull_id == pull.pull_id
     assert acquire(machine, "c", ticket(b"k")) == []
     effects = machine.handle(PullStopped(pull.pull_id, ((pull.offset, 1024),)), 0.0)
@@ -202,8 +204,8 @@ def test_a_pull_that_nobody_needs_is_stopped_and_who_comes_meanwhile_gets_anothe
 def test_the_end_of_an_abandoned_pull_admits_a_waiting_request() -> None:
     machine = cache(1024)
     [pull] = pulls(acquire(machine, "a", ticket(b"a")))
-    machine.handle(Leave("a"), 0.0)
-    assert isinstance(acquire(machine, "b", ticket(b"b"))[-1], Waiting)
+    machine.handle(ReaderLeft("a"), 0.0)
+    assert isinstance(acquire(machine, "b", ticket(b"b"))[-1], WaitsForRoom)
     assert [one.ticket.key for one in pulls(machine.handle(Pulled(pull.pull_id, STATS), 0.0))] == [b"b"]
 
 
@@ -222,26 +224,26 @@ def test_a_pull_has_the_urgency_of_its_most_urgent_request() -> None:
 def test_a_lower_priority_number_pulls_first_regardless_of_deadlines() -> None:
     machine = cache(pulls=ONE)
     [first] = pulls(acquire(machine, "a", ticket(b"0")))
-    for key, turn in ((b"1", Turn(1, 0.5, 2)), (b"2", Turn(0, 9.0, 3))):
-        machine.handle(Acquire(key.decode(), (ticket(key),), turn), 0.0)
+    for key, queue_position in ((b"1", QueuePosition(1, 0.5, 2)), (b"2", QueuePosition(0, 9.0, 3))):
+        machine.handle(Acquire(key.decode(), (ticket(key),), queue_position), 0.0)
     assert [pull.ticket.key for pull in pulls(machine.handle(Pulled(first.pull_id, STATS), 0.0))] == [b"2"]
 
 
 def test_a_lower_priority_number_is_admitted_first() -> None:
     machine = cache(1024)
     fill(machine, "a", ticket(b"a"))
-    for key, turn in ((b"1", Turn(1, 0.5, 2)), (b"2", Turn(0, 9.0, 3))):
-        machine.handle(Acquire(key.decode(), (ticket(key),), turn), 0.0)
-    assert [pull.ticket.key for pull in pulls(machine.handle(Leave("a"), 0.0))] == [b"2"]
+    for key, queue_position in ((b"1", QueuePosition(1, 0.5, 2)), (b"2", QueuePosition(0, 9.0, 3))):
+        machine.handle(Acquire(key.decode(), (ticket(key),), queue_position), 0.0)
+    assert [pull.ticket.key for pull in pulls(machine.handle(ReaderLeft("a"), 0.0))] == [b"2"]
 
 
 def test_what_is_lost_is_admitted_last() -> None:
     machine = cache(1024)
     fill(machine, "a", ticket(b"a"))
-    lost, short = Turn(0, 1.0, 2, lost_s=0.5, aged_s=30.0), Turn(0, 3.0, 3, lost_s=2.5, aged_s=31.0)
-    for key, turn in ((b"1", lost), (b"2", short)):
-        machine.handle(Acquire(key.decode(), (ticket(key),), turn), 0.0)
-    assert [pull.ticket.key for pull in pulls(machine.handle(Leave("a"), 1.0))] == [b"2"]
+    lost, short = QueuePosition(0, 1.0, 2, lost_s=0.5, aged_s=30.0), QueuePosition(0, 3.0, 3, lost_s=2.5, aged_s=31.0)
+    for key, queue_position in ((b"1", lost), (b"2", short)):
+        machine.handle(Acquire(key.decode(), (ticket(key),), queue_position), 0.0)
+    assert [pull.ticket.key for pull in pulls(machine.handle(ReaderLeft("a"), 1.0))] == [b"2"]
 
 
 def test_a_queued_pull_is_dropped_when_no_request_needs_it() -> None:
@@ -250,12 +252,12 @@ def test_a_queued_pull_is_dropped_when_no_request_needs_it() -> None:
     waiting = ticket(b"1")
     acquire(machine, "b", waiting)
     acquire(machine, "c", ticket(b"1"))
-    machine.handle(Leave("c"), 0.0)
-    assert machine.turns.waiting == 1
-    effects = machine.handle(Leave("b"), 0.0)
+    machine.handle(ReaderLeft("c"), 0.0)
+    assert machine.pulls.waiting == 1
+    effects = machine.handle(ReaderLeft("b"), 0.0)
     machine.validate()
     assert [one.ticket for one in effects if isinstance(one, ReleaseLease)] == [waiting]
-    assert (machine.turns.waiting, machine.pinned_bytes) == (0, 1024)
+    assert (machine.pulls.waiting, machine.pinned_bytes) == (0, 1024)
     assert pulls(machine.handle(Pulled(first.pull_id, STATS), 0.0)) == []
 
 
@@ -263,16 +265,16 @@ def test_memory_of_a_dropped_pull_admits_a_waiting_request() -> None:
     machine = cache(2048, pulls=ONE)
     acquire(machine, "a", ticket(b"0"))
     acquire(machine, "b", ticket(b"1"))
-    assert isinstance(acquire(machine, "c", ticket(b"2"))[-1], Waiting)
-    machine.handle(Leave("b"), 0.0)
+    assert isinstance(acquire(machine, "c", ticket(b"2"))[-1], WaitsForRoom)
+    machine.handle(ReaderLeft("b"), 0.0)
     machine.validate()
-    assert (machine.waiting, machine.turns.waiting) == (0, 1)
+    assert (machine.waiting, machine.pulls.waiting) == (0, 1)
 
 
 def test_a_pull_that_arrives_though_it_was_stopped_is_cached() -> None:
     machine = cache()
     [pull] = pulls(acquire(machine, "a", ticket(b"k")))
-    [stop] = machine.handle(Leave("a"), 0.0)
+    [stop] = machine.handle(ReaderLeft("a"), 0.0)
     assert isinstance(stop, StopPull)
     machine.handle(Pulled(pull.pull_id, STATS), 0.0)
     assert machine.cached == 1
@@ -306,24 +308,24 @@ def test_a_request_that_leaves_during_admission_gets_no_result() -> None:
     machine.handle(PullFailed(first.pull_id, TransferFailed("broken")), 0.0)
     with pytest.raises(ValueError, match="here already"):
         acquire(machine, "a", ticket(b"x"))
-    machine.handle(Leave("a"), 0.1)
+    machine.handle(ReaderLeft("a"), 0.1)
     assert not [one for one in machine.handle(Pulled(second.pull_id, STATS), 0.2) if isinstance(one, TensorsRefused)]
 
 
 def test_copies_of_running_requests_are_bounded_and_a_large_one_may_use_the_bound_alone() -> None:
     machine = cache(8192, max_waiting=9, held_nbytes=2048)
     fill(machine, "a", ticket(b"a"))
-    machine.handle(Leave("a"), 0.0)
+    machine.handle(ReaderLeft("a"), 0.0)
     fill(machine, "b", ticket(b"b"))
     assert (machine.held_bytes, machine.pinned_bytes) == (2048, 1024)
     for request_id, nbytes, due_s in (("large", 4096, 1.0), ("small", 512, 2.0)):
         assert pulls(acquire(machine, request_id, ticket(request_id.encode(), nbytes), deadline_s=due_s)) == []
     assert machine.handle(CopiesGone("a"), 0.0) == []
-    machine.handle(Leave("b"), 0.0)
+    machine.handle(ReaderLeft("b"), 0.0)
     assert [one.ticket.key for one in pulls(machine.handle(CopiesGone("b"), 0.0))] == [b"large"]
     machine.validate()
     assert machine.handle(CopiesGone("nobody"), 0.0) == []
-    machine.handle(Leave("large"), 0.0)
+    machine.handle(ReaderLeft("large"), 0.0)
     assert [one.ticket.key for one in pulls(machine.handle(CopiesGone("large"), 0.0))] == [b"small"]
     machine.validate()
 
@@ -331,11 +333,11 @@ def test_copies_of_running_requests_are_bounded_and_a_large_one_may_use_the_boun
 def test_what_is_transient_passes_others_and_does_not_wait_for_copies() -> None:
     machine = cache(4096, held_nbytes=1024)
     fill(machine, "running", ticket(b"a", 1024))
-    machine.handle(Leave("running"), 0.0)
+    machine.handle(ReaderLeft("running"), 0.0)
     assert pulls(acquire(machine, "waiting", ticket(b"b", 1024))) == []
     [pull] = pulls(acquire(machine, "segment", ticket(b"c", 1024), deadline_s=9.0, transient=True))
     machine.handle(Pulled(pull.pull_id, STATS), 0.0)
-    machine.handle(Leave("segment"), 0.0)
+    machine.handle(ReaderLeft("segment"), 0.0)
     machine.handle(CopiesGone("segment"), 0.0)
     assert (machine.held_bytes, machine.waiting, machine.pinned_bytes) == (1024, 1, 0)
     machine.validate()
@@ -364,9 +366,9 @@ def test_a_cached_entry_with_other_tensor_specs_is_a_miss() -> None:
     assert isinstance(refused, TensorsRefused)
     assert isinstance(refused.error, TransferFailed)
     assert refused.error.items == (1,)
-    machine.handle(Leave("a"), 0.0)
+    machine.handle(ReaderLeft("a"), 0.0)
     effects = acquire(machine, "c", replace(ticket(b"k", 1024), tokens=4))
-    assert isinstance(effects[0], Evicted)
+    assert isinstance(effects[0], TensorEvicted)
     assert len(pulls(effects)) == 1
 
 
@@ -407,7 +409,7 @@ def test_quarantined_memory_is_reused_only_after_the_quarantine() -> None:
     quarantined = ((pull.offset, 1024),)
     machine.handle(PullFailed(pull.pull_id, TransferFailed("late"), quarantined), 0.0)
     [waiting] = acquire(machine, "b", ticket(b"k"))
-    assert isinstance(waiting, Waiting)
+    assert isinstance(waiting, WaitsForRoom)
     assert machine.handle(TensorTick(quarantined), 0.0) == []
     assert len(pulls(machine.handle(TensorTick(()), 0.0))) == 1
 
@@ -509,7 +511,7 @@ class CacheModel(RuleBasedStateMachine):
     def leave(self, data: st.DataObject) -> None:
         request_id = data.draw(st.sampled_from(sorted(self.inside)))
         del self.inside[request_id]
-        self.apply(self.machine.handle(Leave(request_id), self.now_s))
+        self.apply(self.machine.handle(ReaderLeft(request_id), self.now_s))
         self.copied.append(request_id)
 
     @precondition(lambda self: self.copied)
@@ -531,7 +533,7 @@ class CacheModel(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Once all requests have left and all pulls have ended, nothing is held and every lease is returned."""
         for request_id in list(self.inside):
-            self.apply(self.machine.handle(Leave(request_id), self.now_s))
+            self.apply(self.machine.handle(ReaderLeft(request_id), self.now_s))
             self.copied.append(request_id)
         for request_id in self.copied:
             self.apply(self.machine.handle(CopiesGone(request_id), self.now_s))
@@ -555,7 +557,7 @@ def test_a_request_is_placed_although_its_own_cached_tensors_fragment_the_memory
     for request_id, one in around.items():
         fill(machine, request_id, one)
     for request_id in around:
-        machine.handle(Leave(request_id), 0.0)
+        machine.handle(ReaderLeft(request_id), 0.0)
         machine.handle(CopiesGone(request_id), 0.0)
     started = pulls(acquire(machine, "large", ticket(b"a", 1024), ticket(b"b", 2048)))
     assert sorted(pull.ticket.key for pull in started) == [b"a", b"b"]

@@ -6,23 +6,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from triptych.domain.queue_position import QueuePosition
 from triptych.machine.text.sequence import Sequence
 from triptych.machine.text.waiting_line import WaitingLine
-from triptych.policy.queueing import Turn
 
 
 def waits(request_id: str, due_s: float, *, arrival: int = 0, choice: int = 0, followers: int = 0) -> Sequence:
     """A prompt of 10 tokens with an answer of 5, for each of its choices."""
 
     def one(number: int) -> Sequence:
-        turn = Turn(0, due_s, arrival)
+        queue_position = QueuePosition(0, due_s, arrival)
         return Sequence(
             request_id=request_id,
             choice=number,
             token_ids=[1] * 10,
             prompt_tokens=10,
             max_tokens=5,
-            turn=turn,
+            queue_position=queue_position,
             arrival=arrival,
         )
 
@@ -31,11 +31,11 @@ def waits(request_id: str, due_s: float, *, arrival: int = 0, choice: int = 0, f
     return leader
 
 
-def test_they_wait_in_the_order_of_their_turns() -> None:
+def test_they_wait_in_the_order_of_their_queue_positions() -> None:
     line: WaitingLine[Sequence] = WaitingLine()
     late, soon, again = waits("late", 9.0), waits("soon", 1.0), waits("late", 5.0, arrival=1, choice=1)
-    for one in (late, soon, again):
-        line.add(one)
+    for sequence in (late, soon, again):
+        line.add(sequence)
     assert list(line) == [soon, again, late]
     assert line.requests == {"late", "soon"}
     assert (line.of("late"), list(line.of("unknown"))) == ((late, again), [])
@@ -52,9 +52,9 @@ def test_another_turn_is_that_of_the_followers_too() -> None:
     first, second = waits("first", 1.0, followers=2), waits("second", 2.0)
     line.add(first)
     line.add(second)
-    line.reorder(first, Turn(0, 3.0, 0))
+    line.reorder(first, QueuePosition(0, 3.0, 0))
     assert list(line) == [second, first]
-    assert {one.turn.due_s for one in (first, *first.followers)} == {3.0}
+    assert {one.queue_position.due_s for one in (first, *first.followers)} == {3.0}
     line.validate()
 
 
@@ -84,7 +84,7 @@ def test_nothing_is_lost_whatever_comes_and_goes(rng: random.Random) -> None:
         if there and rng.random() < 0.4:
             line.remove(there.pop(rng.randrange(len(there))))
         elif there and rng.random() < 0.3:
-            line.reorder(rng.choice(there), Turn(0, rng.uniform(0, 9), arrival))
+            line.reorder(rng.choice(there), QueuePosition(0, rng.uniform(0, 9), arrival))
         else:
             one = waits(f"{rng.randrange(5)}", rng.uniform(0, 9), arrival=arrival, followers=rng.randrange(3))
             there.append(one)

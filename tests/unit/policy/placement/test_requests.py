@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from triptych.policy.backlog import Alone, TextBacklog, Work
-from triptych.policy.handoff import Handoff, by_need
+from triptych.policy.kv_transfer import TransferRule, by_need
 from triptych.policy.lending import MOST_MOVES, LenderState
 from triptych.policy.placement.policy import LEAST_LOADED
 from triptych.policy.placement.pool import Candidate, Pool, TextLoad, TextTraits
@@ -92,9 +92,9 @@ def one(name: str, **traits: Any) -> Candidate:
     return Candidate(name, True, 5, 1, text=TextTraits(**{"kv_kind": "k", **traits}))
 
 
-def place(pool: Pool, want: RequestWant, handoff: Handoff | None = None) -> tuple[str, bool] | RequestShortage:
-    found = place_request(pool, want, LEAST_LOADED, handoff, RNG)
-    return (found.name, found.hands_over) if isinstance(found, RequestPlace) else found
+def place(pool: Pool, want: RequestWant, kv_transfer: TransferRule | None = None) -> tuple[str, bool] | RequestShortage:
+    found = place_request(pool, want, LEAST_LOADED, kv_transfer, RNG)
+    return (found.name, found.transfers_kv) if isinstance(found, RequestPlace) else found
 
 
 def test_the_prefix_of_a_prompt_is_computed_where_it_is_kept_and_no_other_prompt_waits() -> None:
@@ -125,8 +125,8 @@ def test_an_answer_goes_on_where_its_keys_and_values_can_be_used_and_there_is_me
     assert place(texts(one("a", continues=False)), want) is RequestShortage.NO_INSTANCE
 
 
-def test_an_answer_is_handed_over_by_policy_to_one_that_takes_its_keys_and_values() -> None:
-    pool = texts(one("a", hands_over=True), a=TextLoad(decode_tokens=500))
+def test_an_answer_is_kv_transferred_by_policy_to_one_that_takes_its_keys_and_values() -> None:
+    pool = texts(one("a", transfers_kv=True), a=TextLoad(decode_tokens=500))
     pool.answers = texts(one("d"), d=TextLoad(kv_room=60))
     want = RequestWant(9, answer_tokens=40, kv_tokens=49)
     assert place(pool, want, by_need) == ("a", True)

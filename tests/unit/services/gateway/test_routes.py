@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.unit.services.gateway.conftest import Rest
 from tests.unit.services.gateway.fakes import FINISH, HELLO, BusyRouter, FakeRouter
 from tests.unit.services.gateway.test_openai_api import BODY
@@ -405,7 +406,7 @@ async def test_requests_above_the_bounds_are_429_until_capacity_is_free(rest: Re
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(BODY.map(lambda body: json.dumps(body).encode()) | st.binary())
 async def test_no_body_causes_a_server_error(rest: Rest, body: bytes) -> None:
     async with rest(FakeRouter()) as client:

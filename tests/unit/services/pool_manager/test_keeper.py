@@ -10,12 +10,12 @@ from triptych.domain.decision import (
     DecisionOutcome,
     DecisionRecord,
     InstancePhase,
-    KeptPool,
     Override,
     PoolInstance,
     PoolLoad,
     PoolView,
     Reason,
+    SavedPool,
     Why,
 )
 from triptych.domain.store import Fence
@@ -26,7 +26,7 @@ from triptych.store.memory import MemoryStore
 from triptych.testing import virtual_time
 from triptych.testing.store import StoreLink
 
-POOL = KeptPool(3, Override(3, 60.0), "gave up", (10.0, 20.0), ((7, 1.5),))
+POOL = SavedPool(3, Override(3, 60.0), "gave up", (10.0, 20.0), ((7, 1.5),))
 
 
 def now_s() -> float:
@@ -61,7 +61,7 @@ async def test_the_next_manager_reads_what_was_written() -> None:
 
 
 def test_times_count_on() -> None:
-    assert later(POOL, 5.0) == KeptPool(3, Override(3, 55.0), "gave up", (15.0, 25.0), ((7, 6.5),))
+    assert later(POOL, 5.0) == SavedPool(3, Override(3, 55.0), "gave up", (15.0, 25.0), ((7, 6.5),))
 
 
 async def test_a_decision_that_is_too_large_is_kept_without_its_instances() -> None:
@@ -175,7 +175,7 @@ def test_a_pool_of_which_it_is_not_known_what_the_store_has_is_written_again() -
         await keeper.write({"m/E": POOL}, fence)
         link.cut = True
         with pytest.raises(StoreUnavailable):
-            await keeper.keep("m/E", KeptPool(9), fence)
+            await keeper.keep("m/E", SavedPool(9), fence)
         link.cut = False
         await store.put("pools", "m/E", b"it was written after all", fence=fence)
         await keeper.write({"m/E": POOL}, fence)

@@ -15,8 +15,8 @@ from triptych.domain.generation import (
     ChatEvent,
     Finished,
     FinishReason,
-    HandedOver,
     KvReport,
+    KvTransferred,
     PullReport,
     Ready,
     TextEvent,
@@ -61,7 +61,7 @@ class KillableInstance:
         self.continues = False
         self.prefills_early = False
         self.kv_kind = ""
-        self.hands_over = False
+        self.transfers_kv = False
         self.closed = 0
         self._died = asyncio.Event()
 
@@ -101,7 +101,7 @@ class KillableInstance:
             continues=self.continues,
             prefills_early=self.prefills_early,
             kv_kind=self.kv_kind,
-            hands_over=self.hands_over,
+            transfers_kv=self.transfers_kv,
         )
 
 
@@ -188,7 +188,7 @@ class FakeEncoder(KillableInstance):
 
 
 class FakeText(KillableInstance):
-    """It hands over and takes what others have, once it knows them as ``peers``."""
+    """It transfers and takes what others have, once it knows them as ``peers``."""
 
     def __init__(
         self,
@@ -202,12 +202,12 @@ class FakeText(KillableInstance):
         self.encoders = {encoder.instance_id: encoder for encoder in encoders}
         self.peers: dict[str, FakeText] = {}
         self.segments: dict[LeaseId, Ticket] = {}
-        """Leases on what it has handed over."""
+        """Leases on what it has transferred."""
         self.seals = True
-        self.hands_over_at_the_end = False
+        self.transfers_kv_at_the_end = False
         """Although nothing is left to go on with."""
         self.drain_after: int | None = None
-        """It hands over after so many tokens."""
+        """It transfers after so many tokens."""
         self.seal_s = 0.001
         self.free_tokens: int | None = None
         self.kv_reports: list[KvReport] = []
@@ -237,26 +237,26 @@ class FakeText(KillableInstance):
             begun = request.begun
             for number in range(min(map(len, begun.values())), self.tokens):
                 if self.drain_after is not None and number >= self.drain_after:
-                    yield [await self._hand_over(request, number)]
+                    yield [await self._transfer_kv(request, number)]
                     return
                 await self.spend(self.token_s)
                 yield [TokenChunk((number,), f"w{number} ", choice) for choice in begun if number >= len(begun[choice])]
                 if self.late_failures:
                     raise self.late_failures.popleft()
-                if request.hands_over and self.tokens > 1:
-                    yield [await self._hand_over(request, 1)]
+                if request.transfers_kv and self.tokens > 1:
+                    yield [await self._transfer_kv(request, 1)]
                     return
             if self.finishes:
                 yield [Finished(FinishReason.STOP, self.tokens, 0.3, 0.4 + choice, choice) for choice in begun]
-            if self.hands_over_at_the_end:
-                yield [await self._hand_over(request, self.tokens)]
+            if self.transfers_kv_at_the_end:
+                yield [await self._transfer_kv(request, self.tokens)]
         finally:
             self.running -= 1
 
-    async def _hand_over(self, request: TextRequest, sent: int) -> HandedOver:
+    async def _transfer_kv(self, request: TextRequest, sent: int) -> KvTransferred:
         await self.spend(self.seal_s)
         if not self.seals:
-            return HandedOver(())
+            return KvTransferred(())
         positions, sealed = len(request.token_ids) + sent - 1, list[SealedSegment]()
         for first in range(0, positions, 2):
             tokens = min(2, positions - first)
@@ -267,7 +267,7 @@ class FakeText(KillableInstance):
             )
             self.segments |= {router: ticket, reader: ticket}
             sealed.append(SealedSegment(KvPlacement(first, ticket), router))
-        return HandedOver(tuple(sealed))
+        return KvTransferred(tuple(sealed))
 
     async def _arrive(self, request: TextRequest) -> KvReport:
         """Pull up to the first segment that is not there."""
@@ -340,12 +340,12 @@ async def bench(
     roles: Sequence[Role] = (),
 ) -> AsyncIterator[Bench]:
     """A router that has seen all instances, which run the parts of ``profiles``. Afterwards the instances that are alive must
-    hold nothing. ``prefills_early``: what text instances say. With ``roles`` there is a text instance of each, and they hand over.
+    hold nothing. ``prefills_early``: what text instances say. With ``roles`` there is a text instance of each, and they transfer.
     """
     pool = [FakeEncoder(f"encoder-{number}", arena_bytes=arena_bytes) for number in range(encoders)]
     text_pool = [FakeText(f"text-{number}", pool, role=role) for number, role in enumerate(roles or (Role.PD,) * texts)]
     for text in text_pool if roles else ():
-        text.kv_kind, text.hands_over = "kind", True
+        text.kv_kind, text.transfers_kv = "kind", True
         text.peers = {one.instance_id: one for one in text_pool}
     for text in text_pool:
         text.prefills_early = prefills_early

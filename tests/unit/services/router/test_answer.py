@@ -29,10 +29,10 @@ async def test_events_that_arrive_together_are_forwarded_together_with_the_usage
     answer = Answer(buffer, None, begun=dict.fromkeys(range(2), ()), usage=Usage(7, 0, 4), clock=lambda: 0.0)
     chunks = [TokenChunk((1, 2), CALL), TokenChunk((3,), "b", 1)]
     assert answer.take([Ready((), 0.0, 0.0), *chunks, finished()]) == [finished()]
-    assert (answer.over, answer.streamed_tokens, answer.finish_reason) == (False, 3, "stop")
+    assert (answer.has_ended, answer.streamed_tokens, answer.finish_reason) == (False, 3, "stop")
     assert await buffer.get() == [*chunks, ChoiceFinished(FinishReason.STOP)]
     assert answer.take([finished(1)]) == [finished(1)]
-    assert answer.over
+    assert answer.has_ended
     assert await buffer.get() == [ChoiceFinished(FinishReason.STOP, 1), ChatFinished(Usage(7, 4, 4))]
 
 

@@ -214,7 +214,7 @@ def test_metrics_show_attainment_by_modality_and_stage() -> None:
             await asyncio.sleep(1)
             families = text_string_to_metric_families(metrics.render().decode())
             got = {(s.name, frozenset(s.labels.values())): s.value for family in families for s in family.samples}
-            model = made.router.cluster.instances.model
+            model = made.router.cluster.machine.instances.model
             assert model is not None
             name = model.model_id
             assert got["triptych_slo_attainment", frozenset({name, "ttft", "image"})] == 1.0

@@ -103,7 +103,7 @@ async def test_a_watch_that_reached_its_deadline_is_restarted_without_suspicion(
         made.router.cluster.feed(CallFailed(0, "text-0", InstanceLost("gone")))
         await asyncio.sleep(0.2)
         for _ in range(1000):
-            assert "prefill" not in made.router.cluster.instances.readiness().missing
+            assert "prefill" not in made.router.cluster.machine.instances.readiness().missing
             await asyncio.sleep(0.001)
         assert watches > 5
 
@@ -129,7 +129,7 @@ async def test_a_missing_report_of_embeddings_starts_the_watch_again_without_sus
             assert [one.usable for one in cluster.encoders.candidates if one.name == "encoder-0"] == [True]
             await asyncio.sleep(0.001)
         assert watches > 2
-        assert not cluster.instances.in_backoff()
+        assert not cluster.machine.instances.in_backoff()
 
 
 @virtual
@@ -200,11 +200,11 @@ async def test_calls_to_an_instance_that_stops_while_it_is_described_are_redone_
 
         async def watch_until_planned() -> AsyncGenerator[InstanceLoad]:
             async with aclosing(watch()) as loads:
-                async for one in loads:
+                async for load in loads:
                     if planned.is_set():
                         ended.set()
                         raise DeadlineExceeded("the call's time is over")
-                    yield one
+                    yield load
 
         text.watch_load = watch_until_planned  # type: ignore[method-assign]
         made.router.cluster.feed(CallFailed(0, "text-0", InstanceLost("gone")))
@@ -319,7 +319,7 @@ async def test_a_short_absence_of_the_text_pool_fails_no_request() -> None:
         text = made.texts[0]
         text.kill()
         await asyncio.sleep(0.1)
-        assert "prefill" in made.router.cluster.instances.readiness().missing
+        assert "prefill" in made.router.cluster.machine.instances.readiness().missing
         answers = [asyncio.Task(collect(made.router, ask(f"r{n}", [image(n)] if n % 2 else []))) for n in range(6)]
         await asyncio.sleep(0.3)
         text.restart()

@@ -11,11 +11,11 @@ from tests.unit.services.router.fakes import Bench, ask, bench, collect, image
 from tests.unit.services.router.test_continuations import shape
 from tests.unit.services.router.test_service import until, virtual
 from triptych.domain.chat import ChatRequest
+from triptych.domain.queue_position import AGEING_S
 from triptych.domain.tenant import Tenant
 from triptych.domain.timeline import Outcome
 from triptych.errors import DeadlineExceeded, EngineFailure, Overloaded, TransferFailed, TriptychError
 from triptych.policy.policies import PolicyNames
-from triptych.policy.queueing import AGEING_S
 from triptych.services.router.settings import RouterSettings
 
 SIDE_PX, TOKENS = 224, 256
@@ -124,11 +124,11 @@ async def test_an_instance_that_dies_with_a_beginning_costs_no_attempt(after_s: 
 
 
 @virtual
-async def test_what_is_handed_over_to_nobody_is_given_back() -> None:
+async def test_what_is_kv_transferred_to_nobody_is_given_back() -> None:
     """By a beginning, and by an answer that is over already."""
     async with early() as made:
         (text,) = made.texts
-        text.hands_over_at_the_end = True
+        text.transfers_kv_at_the_end = True
         await collect(made.router, two_images())
         assert [request.early for request in text.requests] == [True, False]
         await until(lambda: not text.segments)

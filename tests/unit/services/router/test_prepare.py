@@ -33,7 +33,7 @@ def request(text: str = "hello", media: bytes = b"", messages: int = 1, **more: 
 
 
 @pytest.mark.parametrize(
-    ("asked", "handed_over"),
+    ("asked", "kv_transferred"),
     [
         (request("x" * 100), False),
         (request("x" * 101), True),
@@ -46,11 +46,11 @@ def request(text: str = "hello", media: bytes = b"", messages: int = 1, **more: 
         (request(sampling=SamplingParams(response_format=ResponseFormat(Grammar.JSON_OBJECT))), True),
     ],
 )
-async def test_only_small_requests_are_prepared_on_the_event_loop(asked: ChatRequest, handed_over: bool) -> None:
+async def test_only_small_requests_are_prepared_on_the_event_loop(asked: ChatRequest, kv_transferred: bool) -> None:
     threads = Counted()
     offload = SmallInline(threads, max_chars=100, max_media_bytes=1000)
     assert await offload.run(lambda one, model: (one, model), asked, "model") == (asked, "model")
-    assert threads.runs == handed_over
+    assert threads.runs == kv_transferred
 
 
 async def test_other_work_runs_in_threads() -> None:

@@ -41,7 +41,7 @@ def samples(metrics: Metrics) -> dict[tuple[str, frozenset[str]], float]:
 
 def test_a_finished_request_is_counted_once_in_every_metric() -> None:
     metrics = Metrics()
-    RouterRecord(metrics).over(DONE, "stop")
+    RouterRecord(metrics).ended(DONE, "stop")
     got = samples(metrics)
     model = frozenset({"m"})
     assert got["vllm:request_success_total", frozenset({"m", "stop"})] == 1
@@ -64,7 +64,7 @@ def test_a_finished_request_is_counted_once_in_every_metric() -> None:
 )
 def test_a_failed_request_does_not_count_in_latency_metrics(outcome: Outcome, error: str, reason: str) -> None:
     metrics = Metrics()
-    RouterRecord(metrics).over(replace(DONE, outcome=outcome, error=error), "")
+    RouterRecord(metrics).ended(replace(DONE, outcome=outcome, error=error), "")
     got = samples(metrics)
     assert got["triptych_requests_total", frozenset({outcome.value, error})] == 1
     assert got["vllm:request_success_total", frozenset({"m", reason})] == 1
@@ -79,7 +79,7 @@ def test_refusals_are_counted_by_code() -> None:
 
 def test_a_request_is_logged_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="triptych.services.router.record"):
-        RouterRecord(Metrics()).over(replace(DONE, outcome=Outcome.FAILED, error="transfer_failed"), "")
+        RouterRecord(Metrics()).ended(replace(DONE, outcome=Outcome.FAILED, error="transfer_failed"), "")
     (record,) = (one for one in caplog.records if one.name == "triptych.services.router.record")
     message = record.getMessage()
     assert message.startswith("request outcome=failed finish_reason=error code=transfer_failed items=3")
@@ -89,7 +89,7 @@ def test_a_request_is_logged_in_one_line(caplog: pytest.LogCaptureFixture) -> No
 
 def test_an_answer_that_went_on_elsewhere_is_counted_and_logged() -> None:
     metrics = Metrics()
-    RouterRecord(metrics).over(replace(DONE, text_attempts=3, continuations=2, interrupted_s=0.02), "stop")
+    RouterRecord(metrics).ended(replace(DONE, text_attempts=3, continuations=2, interrupted_s=0.02), "stop")
     got = samples(metrics)
     assert got["triptych_attempts_total", frozenset({"text_again"})] == 2
     assert got["triptych_attempts_total", frozenset({"continuation"})] == 2
@@ -98,8 +98,8 @@ def test_an_answer_that_went_on_elsewhere_is_counted_and_logged() -> None:
 
 def test_of_an_answer_that_another_router_began_only_the_rest_is_counted() -> None:
     metrics, whole = Metrics(), Metrics()
-    RouterRecord(metrics).over(replace(DONE, continuations=1, continued_tokens=2), "stop")
-    RouterRecord(whole).over(DONE, "stop")
+    RouterRecord(metrics).ended(replace(DONE, continuations=1, continued_tokens=2), "stop")
+    RouterRecord(whole).ended(DONE, "stop")
     got, all_of_it = samples(metrics), samples(whole)
     assert got["triptych_attempts_total", frozenset({"router_continuation"})] == 1
     generated = "vllm:generation_tokens_total", frozenset({DONE.model})

@@ -19,6 +19,7 @@ from triptych.client import AsyncClient, ToolChoice
 from triptych.demo import MODEL_DIR
 from triptych.domain.chat import ChatRequest
 from triptych.domain.continuation import ContinuedChoice
+from triptych.domain.engine import ScoredToken, Scores
 from triptych.domain.generation import ChatEvent, Finished, FinishReason, Ready, TextEvent, TextRequest
 from triptych.domain.sampling import SamplingParams
 from triptych.domain.timeline import Outcome
@@ -26,7 +27,6 @@ from triptych.errors import ContextTooLong, InstanceLost, InvalidRequest, Overlo
 from triptych.families.model_files import ModelFiles
 from triptych.machine.router_attempts import MOST_BREAKS, RETURN_S
 from triptych.media.sniff import MediaLimits
-from triptych.ports import ScoredToken, Scores
 from triptych.rpc.routers import Routers
 from triptych.runtime.tasks import TaskScope
 from triptych.services.gateway.app import remote_media
@@ -260,12 +260,12 @@ async def by_rest(made: Site, options: dict[str, Any]) -> tuple[Any, int]:
     usage: dict[str, Any] = {}
     for chunk in map(json.loads, lines):
         usage = chunk.get("usage") or usage
-        for one in chunk["choices"]:
-            choice = told.setdefault(one["index"], {"text": "", "calls": [], "logprobs": [], "reasons": []})
-            choice["text"] += one["delta"].get("content") or ""
-            choice["calls"] += [{**call, "id": ""} for call in one["delta"].get("tool_calls") or ()]
-            choice["logprobs"] += (one.get("logprobs") or {}).get("content") or ()
-            choice["reasons"] += [one["finish_reason"]] if one["finish_reason"] else []
+        for part in chunk["choices"]:
+            choice = told.setdefault(part["index"], {"text": "", "calls": [], "logprobs": [], "reasons": []})
+            choice["text"] += part["delta"].get("content") or ""
+            choice["calls"] += [{**call, "id": ""} for call in part["delta"].get("tool_calls") or ()]
+            choice["logprobs"] += (part.get("logprobs") or {}).get("content") or ()
+            choice["reasons"] += [part["finish_reason"]] if part["finish_reason"] else []
     return (told, usage), usage["completion_tokens"]
 
 

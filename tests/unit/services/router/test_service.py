@@ -41,7 +41,7 @@ from triptych.errors import (
     TriptychError,
     Unavailable,
 )
-from triptych.machine.router.cluster import ClusterLimits
+from triptych.machine.router.cluster_limits import ClusterLimits
 from triptych.machine.router.expected_output import AnswerClass
 from triptych.policy.admission import RequestBounds, ServerBounds
 from triptych.services.router.settings import RouterSettings
@@ -514,7 +514,7 @@ async def test_a_request_above_every_text_instances_kv_memory_is_refused_before_
             text.kv_tokens = kv_tokens
             text.kill()
             text.restart()
-        await until(lambda: made.router.cluster.instances.kv_tokens == 80)
+        await until(lambda: made.router.cluster.machine.instances.kv_tokens == 80)
         with pytest.raises(InvalidRequest) as caught:
             await collect(made.router, ask("r", [image(1)], sampling=SamplingParams(max_tokens=16, n=4)))
         assert caught.value.param == "n"
@@ -530,7 +530,7 @@ async def test_an_answer_without_max_tokens_ends_with_the_last_whole_block_of_it
         made.texts[0].kv_tokens, made.texts[0].kv_block_tokens = 112, 16
         made.texts[0].kill()
         made.texts[0].restart()
-        await until(lambda: made.router.cluster.instances.kv_tokens == 112)
+        await until(lambda: made.router.cluster.machine.instances.kv_tokens == 112)
         await collect(made.router, ask("r", [image(1)], sampling=SamplingParams(n=3)))
         (request,) = made.texts[0].requests
         assert request.sampling.max_tokens == 32 - len(request.token_ids)

@@ -2,9 +2,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from triptych.domain.engine import ScoredToken, Scores
 from triptych.domain.generation import FinishReason
 from triptych.domain.sampling import SamplingParams
-from triptych.ports import ScoredToken, Scores
 from triptych.services.text.answer import Answer
 from triptych.services.text.sequences import Tokens
 

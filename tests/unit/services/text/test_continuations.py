@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.unit.services.instances import (
     Asked,
     Instances,
@@ -134,7 +135,7 @@ def test_text_that_a_stop_string_holds_back_comes_once_wherever_the_stream_broke
     under_virtual_time(scenario)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(data=st.data())
 def test_characters_and_stop_strings_across_the_break_come_once(data: st.DataObject) -> None:
     ids = data.draw(st.lists(st.integers(0, TOKENIZER.backend.get_vocab_size() - 1), min_size=2, max_size=20))

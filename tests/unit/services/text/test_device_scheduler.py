@@ -19,12 +19,12 @@ from tests.unit.services.instances import (
     under_virtual_time,
 )
 from triptych.domain.encoding import EncodeResult
+from triptych.domain.engine import EngineOutput
 from triptych.domain.instance import StageLoad
+from triptych.domain.queue_position import FIRST_COME, QueuePosition
 from triptych.domain.stage import Role, Stage
 from triptych.errors import DeadlineExceeded, EngineFailure, InternalError, Unavailable
 from triptych.policy.iteration import ImageBudget
-from triptych.policy.queueing import FIRST_COME, Turn
-from triptych.ports import EngineOutput
 from triptych.services.text.device_scheduler import DeviceScheduler
 from triptych.testing.fakes import FakeEncoderEngine, FakeTextEngine
 
@@ -55,7 +55,7 @@ def test_both_services_are_one_instance_of_all_stages_with_one_load() -> None:
                 continues=True,
                 prefills_early=True,
                 kv_kind=text.kv_kind,
-                hands_over=True,
+                transfers_kv=True,
                 kv_segment_tokens=text.kv_segment_tokens,
                 kv_position_bytes=text.kv_position_bytes,
             )
@@ -181,12 +181,12 @@ class IdleEncoder:
     """An encoder without items."""
 
     waiting_since_s: float | None = None
-    first_turn: Turn | None = None
+    first_queue_position: QueuePosition | None = None
 
     def when_ready(self, wake: object) -> None: ...
 
-    async def turn(self, budget: ImageBudget | None = None) -> bool:
-        raise AssertionError(f"nothing waits, and there is a turn within {budget}")
+    async def encode_batch(self, budget: ImageBudget | None = None) -> bool:
+        raise AssertionError(f"nothing waits, and a batch is encoded within {budget}")
 
 
 def test_after_the_patience_items_and_prompts_alternate() -> None:
@@ -194,25 +194,25 @@ def test_after_the_patience_items_and_prompts_alternate() -> None:
     waiting = IdleEncoder()
     stages = DeviceScheduler(FakeTextEngine(VOCABULARY), waiting, None, patience_s=0.5, clock=lambda: now_s[0])
     ready = [stages.encode_ready]
-    assert stages.next(prefill_turn=FIRST_COME, can_step=True).prefill
+    assert stages.next(prefill_queue_position=FIRST_COME, can_step=True).prefill
     waiting.waiting_since_s = 9.6
     assert [*ready, stages.encode_ready] == [False, True]
-    assert stages.next(prefill_turn=FIRST_COME, can_step=True).prefill, "it has waited for 0.4 s"
+    assert stages.next(prefill_queue_position=FIRST_COME, can_step=True).prefill, "it has waited for 0.4 s"
     now_s[0] = 10.2
-    turns = [stages.next(prefill_turn=FIRST_COME, can_step=True).encode for _ in range(4)]
-    assert turns == [True, False, True, False]
-    assert [stages.next(prefill_turn=None, can_step=True).encode for _ in range(3)] == [True, True, True]
+    encodes = [stages.next(prefill_queue_position=FIRST_COME, can_step=True).encode for _ in range(4)]
+    assert encodes == [True, False, True, False]
+    assert [stages.next(prefill_queue_position=None, can_step=True).encode for _ in range(3)] == [True, True, True]
 
 
 class SlowEncoder(IdleEncoder):
-    """One turn takes ``turn_s``."""
+    """A batch takes ``batch_s``."""
 
-    def __init__(self, now_s: list[float], turn_s: float) -> None:
+    def __init__(self, now_s: list[float], batch_s: float) -> None:
         self.waiting_since_s = 0.0
-        self._now_s, self._turn_s = now_s, turn_s
+        self._now_s, self._batch_s = now_s, batch_s
 
-    async def turn(self, budget: ImageBudget | None = None) -> bool:
-        self._now_s[0] += self._turn_s
+    async def encode_batch(self, budget: ImageBudget | None = None) -> bool:
+        self._now_s[0] += self._batch_s
         return True
 
 
@@ -233,23 +233,23 @@ class SlowText(FakeTextEngine):
 @pytest.mark.parametrize(("share", "steps"), [(1.0, 1), (0.5, 5), (0.25, 14)])
 @pytest.mark.parametrize("prompt", [None, FIRST_COME])
 def test_items_take_at_most_their_share_of_the_time_in_which_text_can_be_computed(
-    share: float, steps: int, prompt: Turn | None
+    share: float, steps: int, prompt: QueuePosition | None
 ) -> None:
-    """A turn takes 0.45 s: 0.45 s of steps follow it at a half of the time, 1.35 s at a quarter. Each turn has a step in its own iteration."""
+    """A batch takes 0.45 s: 0.45 s of steps follow it at a half of the time, 1.35 s at a quarter. Each batch has a step in its own iteration."""
     now_s = [0.0]
     scheduler = DeviceScheduler(
         SlowText(now_s), SlowEncoder(now_s, 0.45), None, patience_s=0.0, clock=lambda: now_s[0], encode_share=share
     )
 
-    async def steps_until(turns: int) -> int:
+    async def steps_until(batches: int) -> int:
         taken = 0
-        while turns:
-            iteration = scheduler.next(prefill_turn=prompt, can_step=True)
+        while batches:
+            iteration = scheduler.next(prefill_queue_position=prompt, can_step=True)
             scheduler.step(iteration)
             taken += 1
             if iteration.encode:
                 await scheduler.encode()
-                turns -= 1
+                batches -= 1
         return taken
 
     asyncio.run(steps_until(1))
@@ -263,19 +263,19 @@ def test_items_are_held_back_by_nothing_where_no_text_can_be_computed() -> None:
         SlowText(now_s), SlowEncoder(now_s, 0.45), None, patience_s=0.0, clock=lambda: now_s[0], encode_share=0.25
     )
     asyncio.run(scheduler.encode())
-    assert not scheduler.next(prefill_turn=None, can_step=True).encode
-    assert scheduler.next(prefill_turn=None, can_step=False).encode
+    assert not scheduler.next(prefill_queue_position=None, can_step=True).encode
+    assert scheduler.next(prefill_queue_position=None, can_step=False).encode
 
 
 def test_where_nothing_is_decoded_the_stages_go_in_the_order_in_which_they_are_due() -> None:
     waiting = IdleEncoder()
     engine = FakeTextEngine(VOCABULARY)
-    stages = DeviceScheduler(engine, waiting, None, patience_s=0.5, clock=lambda: 0.0, by_turns=True)
-    early, late = Turn(0, 1.0, 1), Turn(0, 2.0, 0)
+    stages = DeviceScheduler(engine, waiting, None, patience_s=0.5, clock=lambda: 0.0, by_queue_position=True)
+    early, late = QueuePosition(0, 1.0, 1), QueuePosition(0, 2.0, 0)
     chosen: list[bool] = []
     for item, prompt in ((None, None), (late, None), (late, early), (early, late), (None, late)):
-        waiting.first_turn = item
-        chosen.append(stages.next(prefill_turn=prompt, can_step=True).encode)
+        waiting.first_queue_position = item
+        chosen.append(stages.next(prefill_queue_position=prompt, can_step=True).encode)
     assert chosen == [False, True, False, True, False]
 
 
@@ -284,13 +284,13 @@ def test_items_go_first_in_an_encoder_that_lends_its_time_but_do_not_starve_prom
     waiting = IdleEncoder()
     engine = FakeTextEngine(VOCABULARY)
     stages = DeviceScheduler(engine, waiting, None, patience_s=0.5, clock=lambda: now_s[0], encode_first=True)
-    assert stages.next(prefill_turn=FIRST_COME, can_step=True).prefill
+    assert stages.next(prefill_queue_position=FIRST_COME, can_step=True).prefill
     waiting.waiting_since_s = 10.0
     encodes: list[bool] = []
     for at_s in (10.0, 10.4, 10.6, 10.7, 11.1, 11.3):
         now_s[0] = at_s
-        encodes.append(stages.next(prefill_turn=FIRST_COME, can_step=True).encode)
+        encodes.append(stages.next(prefill_queue_position=FIRST_COME, can_step=True).encode)
     assert encodes == [True, True, False, True, True, False]
-    assert stages.next(prefill_turn=None, can_step=True).encode
+    assert stages.next(prefill_queue_position=None, can_step=True).encode
     waiting.waiting_since_s = None
-    assert stages.next(prefill_turn=FIRST_COME, can_step=True).prefill
+    assert stages.next(prefill_queue_position=FIRST_COME, can_step=True).prefill

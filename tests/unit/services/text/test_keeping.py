@@ -70,7 +70,7 @@ async def held(instance: TextInstance) -> set[bytes]:
 
 
 def keys_of(instance: TextInstance, token_ids: tuple[int, ...]) -> tuple[bytes, ...]:
-    kind = instance.engine.kv_kind
+    kind = instance.engine.kv.kind
     assert kind is not None
     return PromptIdentity(PromptTokens(token_ids, b""), ()).segment_keys(kind.digest, SIZE)
 

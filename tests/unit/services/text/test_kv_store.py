@@ -6,10 +6,10 @@ from collections.abc import Awaitable
 
 from tests.unit.services.instances import under_virtual_time
 from triptych.domain.kv_segment import KvSegment
+from triptych.domain.queue_position import QueuePosition
 from triptych.machine.arena.arena_events import Slot
 from triptych.machine.arena.leases import LeaseLimits
 from triptych.machine.arena.published import PublishedContents
-from triptych.policy.queueing import Turn
 from triptych.runtime.metrics import Metrics
 from triptych.services.text.kv_store import KvStore
 from triptych.services.text.record import TextRecord
@@ -34,8 +34,8 @@ def segments(count: int) -> tuple[KvSegment, ...]:
     return KIND.segments(0, 16 * count)
 
 
-def turn(due_s: float) -> Turn:
-    return Turn(0, due_s, int(due_s))
+def queue_position(due_s: float) -> QueuePosition:
+    return QueuePosition(0, due_s, int(due_s))
 
 
 async def at_once(reserving: Awaitable[list[Slot]]) -> list[Slot]:
@@ -49,11 +49,11 @@ def test_room_is_given_in_turn_and_none_overtakes() -> None:
         order: list[str] = []
 
         async def waits(name: str, count: int, due_s: float) -> list[Slot]:
-            slots = await kv.reserve(segments(count), turn(due_s))
+            slots = await kv.reserve(segments(count), queue_position(due_s))
             order.append(name)
             return slots
 
-        held = await at_once(kv.reserve(segments(3), turn(0)))
+        held = await at_once(kv.reserve(segments(3), queue_position(0)))
         async with asyncio.TaskGroup() as group:
             small = group.create_task(waits("small", 1, 3.0))
             large = group.create_task(waits("large", 4, 2.0))
@@ -76,8 +76,8 @@ def test_room_is_given_in_turn_and_none_overtakes() -> None:
 def test_one_that_leaves_as_it_gets_room_gives_it_back() -> None:
     async def scenario() -> None:
         kv = store(1)
-        held = await at_once(kv.reserve(segments(1), turn(0)))
-        leaving = asyncio.get_running_loop().create_task(kv.reserve(segments(1), turn(1)))
+        held = await at_once(kv.reserve(segments(1), queue_position(0)))
+        leaving = asyncio.get_running_loop().create_task(kv.reserve(segments(1), queue_position(1)))
         await asyncio.sleep(1)
         kv.abandon(held)
         leaving.cancel()
@@ -93,7 +93,7 @@ def test_room_in_pieces_is_waited_for_until_it_is_in_one_piece() -> None:
         halves = kv.reserve_now([KvSegment(KIND, 0, 8) for _ in range(3)])
         assert len(halves) == 3
         kv.abandon((halves[0], halves[2]))
-        waiting = asyncio.get_running_loop().create_task(kv.reserve(segments(1), turn(0)))
+        waiting = asyncio.get_running_loop().create_task(kv.reserve(segments(1), queue_position(0)))
         await asyncio.sleep(1)
         assert kv.store.memory.available_bytes >= SLOT_NBYTES
         assert not waiting.done()
@@ -107,33 +107,33 @@ def test_room_in_pieces_is_waited_for_until_it_is_in_one_piece() -> None:
 def test_what_never_fits_and_what_shares_the_arena_gets_what_there_is() -> None:
     async def scenario() -> None:
         for kv in (store(2), store(2, shared=True)):
-            slots = await at_once(kv.reserve(segments(3), turn(0)))
+            slots = await at_once(kv.reserve(segments(3), queue_position(0)))
             assert [slot.tokens for slot in slots] == [16, 16]
             kv.abandon(slots)
             assert kv.store.memory.leased_bytes == 0
         shared = store(2, shared=True)
-        held = await at_once(shared.reserve(segments(1), turn(0)))
-        assert len(await at_once(shared.reserve(segments(2), turn(0)))) == 1
-        assert await at_once(shared.reserve(segments(2), turn(0))) == []
+        held = await at_once(shared.reserve(segments(1), queue_position(0)))
+        assert len(await at_once(shared.reserve(segments(2), queue_position(0)))) == 1
+        assert await at_once(shared.reserve(segments(2), queue_position(0))) == []
         shared.abandon(held)
 
     under_virtual_time(scenario)
 
 
-def test_segments_and_hand_overs_are_counted() -> None:
+def test_segments_and_kv_transfers_are_counted() -> None:
     metrics = Metrics()
     record = TextRecord(metrics, FAKE_MODEL)
     record.kv_segments("sealed", nbytes=100)
     record.kv_segments("computed", 3)
-    record.handed_over(0, 0.5, "asked")
-    record.handed_over(2, 0.5, "switch")
+    record.kv_transferred(0, 0.5, "asked")
+    record.kv_transferred(2, 0.5, "switch")
     text = metrics.render().decode()
     for line in (
         'triptych_kv_segments_total{outcome="sealed"} 1.0',
         'triptych_kv_segments_total{outcome="computed"} 3.0',
         'triptych_kv_segment_bytes_total{outcome="sealed"} 100.0',
-        'triptych_kv_hand_overs_total{why="asked",with_segments="no"} 1.0',
-        'triptych_kv_hand_overs_total{why="switch",with_segments="yes"} 1.0',
+        'triptych_kv_transfers_total{why="asked",with_segments="no"} 1.0',
+        'triptych_kv_transfers_total{why="switch",with_segments="yes"} 1.0',
         'triptych_text_stage_seconds_sum{stage="prefill"} 1.0',
     ):
         assert line in text

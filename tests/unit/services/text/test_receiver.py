@@ -18,7 +18,7 @@ from tests.unit.services.instances import (
 )
 from triptych.domain.embedding import Ticket
 from triptych.domain.encoding import EncodeResult
-from triptych.machine.text.pull_turns import PullLimits
+from triptych.machine.text.pull_queue import PullLimits
 from triptych.transport.memory import MemoryNetwork
 from triptych.transport.options import TransferOptions
 
@@ -129,8 +129,8 @@ def test_a_lower_priority_number_pulls_before_waiting_ones() -> None:
             low = [question(f"p{n}", await items(p.encoder, f"p{n}", 3), timeout_s=5.0) for n in range(5)]
             high = question("high", await items(p.encoder, "high", 3), timeout_s=60.0)
             async with asyncio.TaskGroup() as group:
-                for one in low:
-                    group.create_task(answer(p.text.service, replace(one.request, priority=1)))
+                for asked in low:
+                    group.create_task(answer(p.text.service, replace(asked.request, priority=1)))
                 await asyncio.sleep(1.5 * PULL_S)
                 await answer(p.text.service, high.request)
             assert road.order[2:5] == [placement.ticket.key for placement in high.request.placements]
@@ -172,10 +172,10 @@ def test_a_huge_request_does_not_starve_small_ones(monkeypatch: pytest.MonkeyPat
             small = [question(f"s{n}", await items(p.encoder, f"s{n}", 1), timeout_s=60.0) for n in range(8)]
             async with asyncio.TaskGroup() as group:
                 long = group.create_task(answer(p.text.service, huge.request))
-                for one in small:
+                for asked in small:
                     await asyncio.sleep(5 * PULL_S)
                     began_s = now_s()
-                    assert (await answer(p.text.service, one.request)).token_ids == one.expected
+                    assert (await answer(p.text.service, asked.request)).token_ids == asked.expected
                     assert now_s() - began_s < 12 * PULL_S, "not the ten seconds of the huge request"
                 assert not long.done()
             assert long.result().token_ids == huge.expected
@@ -191,7 +191,7 @@ def test_pulls_of_a_cancelled_request_are_dropped_or_stopped_and_release_everyth
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(1.5 * PULL_S):
                     await answer(p.text.service, leaving.request)
-            assert p.text.receiver.cache.turns.waiting == 0
+            assert p.text.receiver.cache.pulls.waiting == 0
             await asyncio.sleep(0.01)
             assert p.text.receiver.cache.pinned_bytes == 0
             await asyncio.sleep(PULL_S)

@@ -24,8 +24,9 @@ from tests.unit.services.instances import (
     under_virtual_time,
 )
 from triptych.domain.embedding import DType, TensorSpec, Ticket
-from triptych.domain.generation import Finished, FinishReason, HandedOver, Ready, TextEvent, TextRequest, TokenChunk
-from triptych.domain.queue_position import QueuePosition
+from triptych.domain.engine import EngineOutput, EngineRequest
+from triptych.domain.generation import Finished, FinishReason, KvTransferred, Ready, TextEvent, TextRequest, TokenChunk
+from triptych.domain.queue_position import QueuePosition, RelativeQueuePosition
 from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
 from triptych.domain.stage import Role, Stage
 from triptych.errors import (
@@ -41,8 +42,7 @@ from triptych.errors import (
     Unavailable,
 )
 from triptych.machine.text.tensor_cache import CacheLimits
-from triptych.policy.queueing import Turn
-from triptych.ports import Encoder, EngineOutput, EngineRequest
+from triptych.ports import Encoder
 from triptych.services.text.engine_loop import EngineLoop
 from triptych.services.text.sequences import Sequences
 from triptych.services.text.service import TextService
@@ -439,7 +439,7 @@ async def by_choice(service: TextService, request: TextRequest) -> tuple[list[Re
                 if isinstance(event, Ready):
                     readies.append(event)
                     continue
-                assert not isinstance(event, HandedOver)
+                assert not isinstance(event, KvTransferred)
                 said = choices.setdefault(event.choice, [])
                 assert not said or not isinstance(said[-1], Finished)
                 said.append(event)
@@ -636,9 +636,9 @@ def test_what_waits_is_counted_and_moved_when_it_is_lost_whatever_leaves_meanwhi
     class Ordered(FakeTextEngine):
         moved: ClassVar[list[str]] = []
 
-        def reorder(self, request_id: str, turn: Turn) -> None:
+        def reorder(self, request_id: str, queue_position: QueuePosition) -> None:
             self.moved.append(request_id)
-            super().reorder(request_id, turn)
+            super().reorder(request_id, queue_position)
 
     async def scenario() -> None:
         clock = asyncio.get_running_loop().time
@@ -647,9 +647,13 @@ def test_what_waits_is_counted_and_moved_when_it_is_lost_whatever_leaves_meanwhi
         sequences: dict[str, Sequences] = {}
 
         def submit(name: str, lost_s: float) -> None:
-            turn = Turn(0, 1000.0 + len(sequences), len(sequences), lost_s, 5000.0)
+            queue_position = QueuePosition(0, 1000.0 + len(sequences), len(sequences), lost_s, 5000.0)
             asked = EngineRequest(
-                name, (97, 98), (), SamplingParams(max_tokens=100, seed=0, ignore_eos=True), turn=turn
+                name,
+                (97, 98),
+                (),
+                SamplingParams(max_tokens=100, seed=0, ignore_eos=True),
+                queue_position=queue_position,
             )
             sequences[name] = loop.submit(asked, on_copied=lambda: None, on_over=lambda: None)
 
@@ -746,7 +750,7 @@ def test_requests_run_by_what_is_due_and_those_that_are_lost_last() -> None:
             ended: list[str] = []
 
             async def ask(name: str, due_in_s: float, lost_in_s: float | None) -> None:
-                asked = replace(question(name, []).request, position=QueuePosition(due_in_s, lost_in_s))
+                asked = replace(question(name, []).request, position=RelativeQueuePosition(due_in_s, lost_in_s))
                 await answer(text.service, asked)
                 ended.append(name)
 

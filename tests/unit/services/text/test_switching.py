@@ -16,8 +16,8 @@ from tests.unit.services.instances import (
     question,
     under_virtual_time,
 )
-from tests.unit.services.text.test_hand_over import LEASE_S, events_of, prefill_call, release_routers
-from triptych.domain.generation import Finished, HandedOver, Ready, TextEvent, TextRequest
+from tests.unit.services.text.test_kv_transfer import LEASE_S, events_of, prefill_call, release_routers
+from triptych.domain.generation import Finished, KvTransferred, Ready, TextEvent, TextRequest
 from triptych.domain.stage import Role, Stage
 from triptych.errors import Conflict, StageClosed
 from triptych.machine.encoder.batch_queue import BatchLimits
@@ -37,7 +37,7 @@ class Switchable:
     switching: Switching
     metrics: Metrics
     left: list[str]
-    """Why answers were handed over."""
+    """Why answers were transferred."""
     version: int = 0
 
     def to(self, role: Role) -> None:
@@ -54,12 +54,12 @@ class Switchable:
 
 
 class Left(Record):
-    """Keeps why answers were handed over."""
+    """Keeps why answers were transferred."""
 
     def __init__(self) -> None:
         self.why = list[str]()
 
-    def handed_over(self, segments: int, prefill_s: float, why: str) -> None:
+    def kv_transferred(self, segments: int, prefill_s: float, why: str) -> None:
         del segments, prefill_s
         self.why.append(why)
 
@@ -83,19 +83,19 @@ async def switchable(role: Role, engine: FakeTextEngine | None = None) -> AsyncI
         yield Switchable(made.text, made.encoder, switching.states, switching, metrics, left.why)
 
 
-def asked(name: str, *, hands_over: bool = False) -> TextRequest:
-    return replace(prefill_call(question(name, []).request), hands_over=hands_over)
+def asked(name: str, *, transfers_kv: bool = False) -> TextRequest:
+    return replace(prefill_call(question(name, []).request), transfers_kv=transfers_kv)
 
 
 async def give_back(s: Switchable, events: Sequence[TextEvent]) -> None:
     last = events[-1]
-    assert isinstance(last, HandedOver)
+    assert isinstance(last, KvTransferred)
     await s.text.service.release([one.placement.ticket.lease_id for one in last.segments])
     await release_routers(s.text, events)
 
 
 @pytest.mark.parametrize("to", [Role.P, Role.E])
-def test_answers_are_handed_over_when_decode_closes(to: Role) -> None:
+def test_answers_are_kv_transferred_when_decode_closes(to: Role) -> None:
     async def scenario() -> None:
         async with switchable(Role.PD) as s:
             events: list[TextEvent] = []
@@ -144,7 +144,7 @@ def test_a_prompt_whose_answer_goes_elsewhere_is_taken_without_decode() -> None:
             s.to(Role.P)
             with pytest.raises(StageClosed):
                 await events_of(s.text, asked("what is this?"))
-            await give_back(s, await events_of(s.text, asked("what is this?", hands_over=True)))
+            await give_back(s, await events_of(s.text, asked("what is this?", transfers_kv=True)))
             assert s.left == ["asked"]
 
     under_virtual_time(scenario)
@@ -221,7 +221,7 @@ def test_an_opened_stage_says_what_it_has_served_since() -> None:
                 assert served() == {Stage.PREFILL: 1, Stage.DECODE: 1}
             s.to(Role.P)
             assert served() == {Stage.PREFILL: 1}, "it was open all the time"
-            await give_back(s, await events_of(s.text, asked("what is this?", hands_over=True)))
+            await give_back(s, await events_of(s.text, asked("what is this?", transfers_kv=True)))
             assert served() == {Stage.PREFILL: 2}
             s.to(Role.EPD)
             assert served() == {Stage.ENCODE: 0, Stage.PREFILL: 2, Stage.DECODE: 0}

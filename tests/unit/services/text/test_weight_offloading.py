@@ -2,7 +2,7 @@
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -211,12 +211,15 @@ async def test_a_model_whose_weights_do_not_fit_together_has_those_of_its_role(m
 class Weights:
     """Takes ``load_s`` to load, by its own account."""
 
+    after_load: Callable[[], None]
     load_s: float = 2.0
     nbytes: int = 1
     resident: bool = False
 
     def load(self) -> None:
         self.resident = True
+
+    def before_unload(self) -> None: ...
 
     def unload(self) -> None:
         self.resident = False
@@ -226,12 +229,12 @@ async def test_what_follows_a_load_counts_to_the_time_of_the_next() -> None:
     """As where CUDA graphs are captured again."""
     now_s = 0.0
 
-    async def captures_graphs() -> None:
+    def captures_graphs() -> None:
         nonlocal now_s
         now_s += 3.0
 
     offloading = WeightOffloading(thread=InlineOffload(), clock=lambda: now_s)
-    offloading.add(ModelPart.DECODER, Unloadable(Weights(), after_load=captures_graphs))
+    offloading.add(ModelPart.DECODER, Unloadable(Weights(captures_graphs)))
     assert offloading.opens_s(Stage.DECODE) == 2.0
     for needed, opens_s in (({ModelPart.DECODER}, 0.0), (set[ModelPart](), 5.0)):
         offloading.need(needed)

@@ -9,7 +9,7 @@ the sender goes on while the reader pulls.
 ``memcpy`` copies the set three times inside the reader, in the same round. Ratios are to it. Rounds alternate all systems.
 
 Then, between two text instances with the real engine, the time from the end of a prompt at one to the first decode step at the other, and how
-much was sealed before that end (``handoff_steps``).
+much was sealed before that end (``kv_transfer_steps``).
 """
 
 import argparse
@@ -29,9 +29,9 @@ from typing import Any
 import torch
 import uvloop
 
-from benchmarks import ending, handoff_steps, identity, machine
+from benchmarks import ending, identity, kv_transfer_steps, machine
 from benchmarks.figures import add_json_option, write_figures
-from benchmarks.handoff_steps import QUICK_STEPS, StepSettings
+from benchmarks.kv_transfer_steps import QUICK_STEPS, StepSettings
 from benchmarks.talking_child import talking_child
 from benchmarks.transport import HOST, available_backends, open_transport
 from triptych.domain.embedding import GENERATION_NBYTES, KEY_NBYTES, LEASE_ID_NBYTES, DType, Ticket
@@ -180,7 +180,7 @@ class Sender:
 @contextlib.asynccontextmanager
 async def sender_process(systems: Sequence[str], own: Path, *, quick: bool) -> AsyncIterator[Sender]:
     arguments = ("--send", ",".join(systems), "--certificate", str(own), *(("--quick",) if quick else ()))
-    async with talking_child("benchmarks.handoff", *arguments) as (process, offers):
+    async with talking_child("benchmarks.kv_transfer", *arguments) as (process, offers):
         yield Sender(process, offers)
 
 
@@ -344,7 +344,7 @@ def main() -> None:
     rows = copied(settings, options.systems, quick=options.quick) if "copies" in parts else []
     step_rows: list[dict[str, Any]] = []
     if "steps" in parts:
-        step_rows = uvloop.run(handoff_steps.measure_steps(steps, lambda line: print(line, flush=True)))
+        step_rows = uvloop.run(kv_transfer_steps.measure_steps(steps, lambda line: print(line, flush=True)))
     on["load_average_after"] = f"{os.getloadavg()[0]:.1f}"
     figures = {"machine": on, "settings": said, "rows": rows, "step_settings": asdict(steps), "steps": step_rows}
     write_figures(options.json, figures)

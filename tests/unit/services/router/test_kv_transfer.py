@@ -43,9 +43,9 @@ async def test_an_answer_goes_on_where_its_keys_and_values_are_pulled(images: in
         media = [image(number) for number in range(images)]
         assert shape(await collect(made.router, ask("r", media, sampling=sampling))) == expected
         (first,), (second,) = prefill.requests, decode.requests
-        assert (first.hands_over, first.continued, first.kv_segments) == (True, (), ())
+        assert (first.transfers_kv, first.continued, first.kv_segments) == (True, (), ())
         assert first.kv_lease_s > 0
-        assert (second.hands_over, len(second.continued), second.sampling) == (False, choices, first.sampling)
+        assert (second.transfers_kv, len(second.continued), second.sampling) == (False, choices, first.sampling)
         assert [one.item for one in second.placements] == list(range(images))
         prompt = len(first.token_ids)
         assert second.kv_segments[-1].end == prompt
@@ -54,7 +54,7 @@ async def test_an_answer_goes_on_where_its_keys_and_values_are_pulled(images: in
         assert (timeline.prefill_instance, timeline.text_instance) == ("text-0", "text-1")
         assert (timeline.kv_pulled_tokens, timeline.kv_computed_tokens) == (prompt, 0)
         assert timeline.kv_pull_bytes == 32 * prompt
-        assert 0 < timeline.handover_s < timeline.decode_s
+        assert 0 < timeline.kv_transfer_s < timeline.decode_s
         assert timeline.interrupted_s == 0
         assert timeline.ttft_s + timeline.decode_s == pytest.approx(timeline.total_s)
         assert all(item.pull_bytes == 1 for item in timeline.items), "those of the one that prefilled"
@@ -67,11 +67,11 @@ async def test_nothing_waits_for_leases_once_the_prompt_is_computed() -> None:
         made.texts[0].token_s = 0.05
         await collect(made.router, ask("r", [image(1)], sampling=SEEDED))
         timeline = await made.router.timeline("r")
-        assert timeline.handover_s == pytest.approx(0.002 + 0.001 * 4 + 0.005, abs=0.003)
+        assert timeline.kv_transfer_s == pytest.approx(0.002 + 0.001 * 4 + 0.005, abs=0.003)
 
 
 @virtual
-async def test_an_answer_of_one_token_is_not_handed_over() -> None:
+async def test_an_answer_of_one_token_is_not_kv_transferred() -> None:
     async with bench(roles=APART) as made:
         for text in made.texts:
             text.tokens = 1
@@ -194,7 +194,7 @@ async def test_a_decode_instance_dies_in_mid_answer(images: int) -> None:
 @virtual
 @pytest.mark.parametrize("images", [0, 2])
 @pytest.mark.parametrize("after", [0, 2])
-async def test_an_instance_that_drains_hands_over_in_mid_answer(after: int, images: int) -> None:
+async def test_an_instance_that_drains_transfers_kv_in_mid_answer(after: int, images: int) -> None:
     expected = await whole(images)
     async with bench(roles=(Role.PD, Role.PD)) as made:
         made.texts[0].drain_after = after
@@ -282,9 +282,9 @@ async def test_an_answer_of_another_router_goes_on_where_answers_are_decoded() -
 
 
 @virtual
-@pytest.mark.parametrize(("handoff", "handed"), [("never", 0), ("by-need", 0), ("always", 1)])
-async def test_an_instance_that_decodes_hands_over_by_policy(handoff: str, handed: int) -> None:
-    settings = RouterSettings(policies=PolicyNames(handoff=handoff))
+@pytest.mark.parametrize(("kv_transfer", "handed"), [("never", 0), ("by-need", 0), ("always", 1)])
+async def test_an_instance_that_decodes_transfers_kv_by_policy(kv_transfer: str, handed: int) -> None:
+    settings = RouterSettings(policies=PolicyNames(kv_transfer=kv_transfer))
     async with bench(roles=(Role.PD, Role.D), settings=settings) as made:
         await collect(made.router, ask("r", [image(0)], sampling=SEEDED))
         assert [len(text.requests) for text in made.texts] == [1, handed]

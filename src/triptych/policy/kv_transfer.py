@@ -1,6 +1,6 @@
 """Whether an instance that could go on with an answer itself hands it over after the prefill; and whether there is KV memory for one.
 
-An instance without the decode stage always hands over.
+An instance without the decode stage always transfers.
 """
 
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ ANY_ROOM = 1 << 40
 """KV tokens of an instance that does not say how many it can hold."""
 
 
-class Handoff(Protocol):
-    """Whether to hand over an answer of ``expected_tokens`` for each choice. ``here_tokens`` are those that the instance is still
+class TransferRule(Protocol):
+    """Whether to transfer an answer of ``expected_tokens`` for each choice. ``here_tokens`` are those that the instance is still
     expected to decode, ``there_tokens`` those of the least loaded other one that takes its keys and values.
     """
 

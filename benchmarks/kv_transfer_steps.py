@@ -1,4 +1,4 @@
-"""From the end of a prompt at one text instance to the first decode step at another: a part of ``benchmarks.handoff``.
+"""From the end of a prompt at one text instance to the first decode step at another: a part of ``benchmarks.kv_transfer``.
 
 Two processes with the real engine on one thread each, roles P and D, and this one in place of a router: it sends the prompt to the first,
 and the answer with the tickets of its keys and values on to the second. One prompt at a time, each of other random tokens.
@@ -23,7 +23,7 @@ from benchmarks import random_qwen
 from benchmarks.timed_text import STEP, Happened, Options, Timed, timed
 from triptych.demo import MODEL_DIR
 from triptych.domain.continuation import ContinuedChoice
-from triptych.domain.generation import HandedOver, TextEvent, TextRequest, TokenChunk
+from triptych.domain.generation import KvTransferred, TextEvent, TextRequest, TokenChunk
 from triptych.domain.sampling import SamplingParams
 from triptych.runtime.clock import monotonic
 
@@ -79,7 +79,7 @@ class Times:
     prefill_s: float
     """From the begin of the first of its steps to the end of the last."""
     sealed_s: float
-    handed_over_s: float
+    kv_transferred_s: float
     """The caller has the tickets."""
     arrived_s: float
     """All is in the KV cache of the second instance."""
@@ -119,7 +119,7 @@ async def _of_model(path: Path, model: Model, settings: StepSettings) -> dict[tu
         for number in range(settings.rounds + 1):
             for tokens in model.prompts:
                 for how, sender in senders.items():
-                    one = await _handed_over(sender, reader, requests(tokens))
+                    one = await _kv_transferred(sender, reader, requests(tokens))
                     if number > 0:  # the first round connects, and warms up
                         taken[tokens, how].append(one)
     return taken
@@ -136,21 +136,21 @@ def _requests(settings: StepSettings) -> Callable[[int], TextRequest]:
     return request
 
 
-async def _handed_over(sender: Timed, reader: Timed, request: TextRequest) -> Times:
+async def _kv_transferred(sender: Timed, reader: Timed, request: TextRequest) -> Times:
     await sender.happened()
     await reader.happened()
-    first = [one async for one in _events(sender, replace(request, hands_over=True))]
-    handed_over_s, handed_over = first[-1]
-    assert isinstance(handed_over, HandedOver), handed_over
+    first = [one async for one in _events(sender, replace(request, transfers_kv=True))]
+    kv_transferred_s, kv_transferred = first[-1]
+    assert isinstance(kv_transferred, KvTransferred), kv_transferred
     token_ids = tuple(token for _, one in first if isinstance(one, TokenChunk) for token in one.token_ids)
     segments = tuple(
-        replace(one.placement, ticket=one.placement.ticket.at(sender.address)) for one in handed_over.segments
+        replace(one.placement, ticket=one.placement.ticket.at(sender.address)) for one in kv_transferred.segments
     )
     goes_on = replace(request, continued=(ContinuedChoice(0, token_ids),), kv_segments=segments)
     second = [one async for one in _events(reader, goes_on)]
-    await sender.stub.release([one.router_lease for one in handed_over.segments])
+    await sender.stub.release([one.router_lease for one in kv_transferred.segments])
     token_s = next(at_s for at_s, one in second if isinstance(one, TokenChunk))
-    return times_of(await sender.happened(), await reader.happened(), handed_over_s, token_s)
+    return times_of(await sender.happened(), await reader.happened(), kv_transferred_s, token_s)
 
 
 async def _events(instance: Timed, request: TextRequest) -> AsyncGenerator[tuple[float, TextEvent]]:
@@ -162,14 +162,14 @@ async def _events(instance: Timed, request: TextRequest) -> AsyncGenerator[tuple
                 yield now_s, one
 
 
-def times_of(sent: Sequence[Happened], taken: Sequence[Happened], handed_over_s: float, token_s: float) -> Times:
+def times_of(sent: Sequence[Happened], taken: Sequence[Happened], kv_transferred_s: float, token_s: float) -> Times:
     """From what happened at both instances, and from when the caller had the tickets, and the token after the first."""
     prompt = [one for one in sent if one.what == STEP]
     sealed = [one for one in sent if one.what == "sealed"]
     pulled = [one for one in taken if one.what == "pulled"]
     steps = [one for one in taken if one.what == STEP and one.count]
     if sum(one.count for one in sealed) != sum(one.count for one in pulled) or not pulled:
-        raise RuntimeError(f"not all keys and values were handed over: {sent}, {taken}")
+        raise RuntimeError(f"not all keys and values were transferred: {sent}, {taken}")
     began_s, end_s = prompt[0].began_s, prompt[-1].ended_s
     return Times(
         chunks=len(prompt),
@@ -178,7 +178,7 @@ def times_of(sent: Sequence[Happened], taken: Sequence[Happened], handed_over_s:
         early_nbytes=sum(one.count for one in sealed if one.ended_s < end_s),
         prefill_s=end_s - began_s,
         sealed_s=sealed[-1].ended_s - end_s,
-        handed_over_s=handed_over_s - end_s,
+        kv_transferred_s=kv_transferred_s - end_s,
         arrived_s=pulled[-1].ended_s - end_s,
         decode_s=steps[0].began_s - end_s,
         token_s=token_s - end_s,
@@ -206,7 +206,7 @@ def _row(model: str, tokens: int, how: str, taken: Sequence[Times]) -> dict[str,
     }
 
 
-_TIMES = ("prefill", "sealed", "handed_over", "arrived", "decode", "token", "step")
+_TIMES = ("prefill", "sealed", "kv_transferred", "arrived", "decode", "token", "step")
 
 
 _HEAD = (
@@ -219,6 +219,6 @@ _HEAD = (
 def _line(row: dict[str, Any]) -> str:
     return (
         f"{row['model']:>24} {row['prompt_tokens']:>6} {row['how']:>10} {row['chunks']:>6} {row['segments']:>8} {row['mib']:>6} "
-        f"{row['sealed_early']:>6.0%} {row['prefill_ms']:>8} {row['sealed_ms']:>7} {row['handed_over_ms']:>7} {row['arrived_ms']:>7} "
+        f"{row['sealed_early']:>6.0%} {row['prefill_ms']:>8} {row['sealed_ms']:>7} {row['kv_transferred_ms']:>7} {row['arrived_ms']:>7} "
         f"{row['decode_ms']:>7} {row['token_ms']:>7}  {row['step_ms']}"
     )

@@ -2,19 +2,20 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from triptych.domain.embedding import HolderRef
-from triptych.machine.text.pull_turns import PullLimits, PullTurns
-from triptych.policy.queueing import SHARE_NBYTES_PER_S, Turn
+from triptych.domain.queue_position import QueuePosition
+from triptych.machine.text.pull_queue import PullLimits, PullQueue
+from triptych.policy.queueing import SHARE_NBYTES_PER_S
 
 LIMITS = PullLimits(max_pulling_bytes=100, max_encoder_share=0.6, max_pulls_per_encoder=3)
 
 
-class Pulls(PullTurns):
+class Pulls(PullQueue):
     """Requests of one priority; each pull that starts is recorded."""
 
     def want_one(
         self, pull_id: int, *, request: str = "r", holder: str = "e", nbytes: int = 20, due_s: float = 10.0
     ) -> list[int]:
-        self.want(pull_id, request, Turn(0, due_s, 0), HolderRef("", holder, 1), nbytes)
+        self.want(pull_id, request, QueuePosition(0, due_s, 0), HolderRef("", holder, 1), nbytes)
         return self.begin(0.0)
 
     def end_one(self, pull_id: int) -> list[int]:
@@ -45,8 +46,8 @@ def test_the_most_urgent_pull_is_next_and_ties_go_by_arrival() -> None:
 def test_the_pull_of_what_is_lost_goes_behind_the_others() -> None:
     pulls = queue(PullLimits(20, 1.0, 1))
     pulls.want_one(0)
-    pulls.want(1, "lost", Turn(0, 1.0, 1, lost_s=0.5, aged_s=30.0), HolderRef("", "e", 1), 20)
-    pulls.want(2, "short", Turn(0, 3.0, 2, lost_s=2.5, aged_s=31.0), HolderRef("", "e", 1), 20)
+    pulls.want(1, "lost", QueuePosition(0, 1.0, 1, lost_s=0.5, aged_s=30.0), HolderRef("", "e", 1), 20)
+    pulls.want(2, "short", QueuePosition(0, 3.0, 2, lost_s=2.5, aged_s=31.0), HolderRef("", "e", 1), 20)
     pulls.end(0)
     assert pulls.begin(1.0) == [2]
 
@@ -55,10 +56,10 @@ def test_an_embedding_has_the_urgency_of_its_most_urgent_request() -> None:
     pulls = queue(PullLimits(20, 1.0, 1))
     for pull_id, due_s in ((0, 1.0), (1, 10.0), (2, 20.0), (3, 15.0)):
         pulls.want_one(pull_id, request=f"r{pull_id}", due_s=due_s)
-    pulls.hasten(2, "urgent", Turn(0, 5.0, 0))
-    pulls.hasten(1, "patient", Turn(0, 50.0, 0))
+    pulls.hasten(2, "urgent", QueuePosition(0, 5.0, 0))
+    pulls.hasten(1, "patient", QueuePosition(0, 50.0, 0))
     for under_way_or_unknown in (0, 99):
-        pulls.hasten(under_way_or_unknown, "urgent", Turn(0, 0.0, 0))
+        pulls.hasten(under_way_or_unknown, "urgent", QueuePosition(0, 0.0, 0))
     pulls.validate()
     assert [pulls.end_one(running) for running in (0, 2, 1)] == [[2], [1], [3]]
 
@@ -69,7 +70,7 @@ def test_a_less_urgent_request_does_not_take_over_a_pull() -> None:
     for pull_id in range(2):
         pulls.want_one(pull_id, request="huge", nbytes=part, due_s=10.0)
     pulls.want_one(2, request="small", nbytes=part, due_s=10.5)
-    pulls.hasten(1, "new", Turn(0, 10.0, 0))
+    pulls.hasten(1, "new", QueuePosition(0, 10.0, 0))
     assert pulls.end_one(0) == [2], "the huge request has used its share of this second"
 
 
@@ -159,7 +160,7 @@ class AnyOrder(RuleBasedStateMachine):
             self.waiting.remove(pull_id)
             self.pulls.drop(pull_id)
         else:
-            self.pulls.hasten(pull_id, "d", Turn(0, 0.0, 0))
+            self.pulls.hasten(pull_id, "d", QueuePosition(0, 0.0, 0))
         self.note(self.pulls.begin(0.0))
 
     @precondition(lambda self: self.under_way)

@@ -1,10 +1,10 @@
 import pytest
 
-from triptych.policy.handoff import ANY_ROOM, LEAST_OUTPUT_TOKENS, KvRoom, always, by_need, has_room
+from triptych.policy.kv_transfer import ANY_ROOM, LEAST_OUTPUT_TOKENS, KvRoom, always, by_need, has_room
 
 
 @pytest.mark.parametrize(
-    ("expected", "here", "there", "hands_over"),
+    ("expected", "here", "there", "transfers_kv"),
     [
         (100, 1000, 0, True),
         (100, 101, 0, True),
@@ -15,9 +15,9 @@ from triptych.policy.handoff import ANY_ROOM, LEAST_OUTPUT_TOKENS, KvRoom, alway
     ],
 )
 def test_a_long_answer_goes_where_there_is_less_to_decode(
-    expected: int, here: int, there: int, hands_over: bool
+    expected: int, here: int, there: int, transfers_kv: bool
 ) -> None:
-    assert by_need(expected_tokens=expected, here_tokens=here, there_tokens=there) is hands_over
+    assert by_need(expected_tokens=expected, here_tokens=here, there_tokens=there) is transfers_kv
     assert always(expected_tokens=expected, here_tokens=here, there_tokens=there)
 
 

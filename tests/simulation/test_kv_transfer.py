@@ -58,17 +58,17 @@ def test_answers_are_right_where_instances_encode_as_well(role: Role) -> None:
     simulate(world, scenario)
 
 
-@pytest.mark.parametrize("handoff", ["never", "by-need", "always"])
-def test_answers_are_right_where_some_instances_do_both(handoff: str) -> None:
+@pytest.mark.parametrize("kv_transfer", ["never", "by-need", "always"])
+def test_answers_are_right_where_some_instances_do_both(kv_transfer: str) -> None:
     asks = make_asks(6, 60, images=(0, 2))
 
     async def scenario(cluster: SimCluster) -> None:
         check_right(await play(cluster.router, asks))
         senders = {one.prefill_instance for one in await timelines(cluster, asks)}
         assert "p0" in senders
-        assert ("t0" in senders) is (handoff != "never")
+        assert ("t0" in senders) is (kv_transfer != "never")
 
-    world = World(texts=1, prefills=1, decodes=2, router={"policies": PolicyNames(handoff=handoff)})
+    world = World(texts=1, prefills=1, decodes=2, router={"policies": PolicyNames(kv_transfer=kv_transfer)})
     simulate(world, scenario)
 
 
@@ -139,4 +139,4 @@ def test_one_that_drains_hands_its_answers_over() -> None:
 
         check_right(await play_while(cluster, asks, drain()))
 
-    simulate(replace(APART, text={"hand_over_on_drain": True}), scenario)
+    simulate(replace(APART, text={"transfer_kv_on_drain": True}), scenario)

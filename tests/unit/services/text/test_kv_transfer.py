@@ -1,4 +1,4 @@
-"""One text instance prefills and hands over, another one pulls the keys and values and goes on; or computes what it lacks."""
+"""One text instance prefills and transfers, another one pulls the keys and values and goes on; or computes what it lacks."""
 
 import asyncio
 import random
@@ -27,7 +27,7 @@ from tests.unit.services.instances import (
 from triptych.domain.continuation import ContinuedChoice
 from triptych.domain.embedding import Ticket
 from triptych.domain.encoding import LeaseRequest
-from triptych.domain.generation import Finished, HandedOver, KvReport, Ready, TextEvent, TextRequest, TokenChunk
+from triptych.domain.generation import Finished, KvReport, KvTransferred, Ready, TextEvent, TextRequest, TokenChunk
 from triptych.domain.kv_segment import KvPlacement
 from triptych.domain.sampling import SamplingParams
 from triptych.domain.stage import Role, Stage
@@ -43,19 +43,19 @@ LEASE_S = 20.0
 
 
 class Counts(Record):
-    """What became of segments, and how many answers were handed over."""
+    """What became of segments, and how many answers were transferred."""
 
     def __init__(self) -> None:
         self.segments = Counter[str]()
-        self.hand_overs = 0
+        self.kv_transfers = 0
 
     def kv_segments(self, outcome: str, count: int = 1, nbytes: int = 0) -> None:
         del nbytes
         self.segments[outcome] += count
 
-    def handed_over(self, segments: int, prefill_s: float, why: str) -> None:
+    def kv_transferred(self, segments: int, prefill_s: float, why: str) -> None:
         del segments, why
-        self.hand_overs += 1
+        self.kv_transfers += 1
 
 
 @dataclass
@@ -74,10 +74,12 @@ class Apart:
     async def fresh_leases(self, request: TextRequest) -> TextRequest:
         """With new readers' leases on its embeddings, as the router gets them."""
         placements = []
-        for one in request.placements:
+        for placement in request.placements:
             lease = new_lease()
-            wants = lease_request(one.ticket, lease)
-            placements.append(replace(one, ticket=(await self.encoder.service.lease(wants)).at(one.ticket.address)))
+            wants = lease_request(placement.ticket, lease)
+            placements.append(
+                replace(placement, ticket=(await self.encoder.service.lease(wants)).at(placement.ticket.address))
+            )
         return replace(request, placements=tuple(placements))
 
 
@@ -117,7 +119,7 @@ async def events_of(instance: TextInstance, request: TextRequest) -> list[TextEv
 
 
 def prefill_call(request: TextRequest) -> TextRequest:
-    return replace(request, hands_over=True, kv_lease_s=LEASE_S, sampling=replace(request.sampling, seed=1))
+    return replace(request, transfers_kv=True, kv_lease_s=LEASE_S, sampling=replace(request.sampling, seed=1))
 
 
 def tokens_of(events: Sequence[TextEvent]) -> dict[int, tuple[int, ...]]:
@@ -129,9 +131,9 @@ def tokens_of(events: Sequence[TextEvent]) -> dict[int, tuple[int, ...]]:
 
 
 def decode_call(request: TextRequest, events: Sequence[TextEvent], holder: str = "prefill") -> TextRequest:
-    """The continuation that a router makes of a hand-over."""
+    """The continuation that a router makes of a KV transfer."""
     last = events[-1]
-    assert isinstance(last, HandedOver)
+    assert isinstance(last, KvTransferred)
     ended = {event.choice for event in events if isinstance(event, Finished)}
     return replace(
         request,
@@ -149,7 +151,7 @@ def decode_call(request: TextRequest, events: Sequence[TextEvent], holder: str =
 
 async def release_routers(instance: TextInstance, events: Sequence[TextEvent]) -> None:
     last = events[-1]
-    assert isinstance(last, HandedOver)
+    assert isinstance(last, KvTransferred)
     await instance.service.release([one.router_lease for one in last.segments])
 
 
@@ -184,7 +186,7 @@ def test_an_answer_goes_on_elsewhere_from_the_keys_and_values_of_its_prompt() ->
             assert kv_of(second).nbytes > prompt * POSITION_NBYTES
             segments = -(-prompt // SEGMENT_TOKENS)
             assert (p.sent.segments, p.taken.segments) == ({"sealed": segments}, {"pulled": segments})
-            assert p.sent.hand_overs == 1
+            assert p.sent.kv_transfers == 1
             end = second[-1]
             assert isinstance(end, Finished)
             assert end.completion_tokens == len(asked.expected)
@@ -196,8 +198,8 @@ def test_its_role_and_kind_are_described_and_its_load_has_its_stages() -> None:
     async def scenario() -> None:
         async with apart() as p:
             first, second = await p.prefill.service.describe(), await p.decode.service.describe()
-            assert (first.role, first.hands_over, second.role, second.hands_over) == (Role.P, True, Role.D, False)
-            kind = p.prefill.engine.kv_kind
+            assert (first.role, first.transfers_kv, second.role, second.transfers_kv) == (Role.P, True, Role.D, False)
+            kind = p.prefill.engine.kv.kind
             assert kind is not None
             assert first.kv_kind == second.kv_kind == kind.digest
             assert set(p.prefill.service.load().stages) == {Stage.PREFILL}
@@ -226,7 +228,7 @@ def test_it_serves_leases_and_refuses_items() -> None:
             asked = await p.asked("who?")
             first = await events_of(p.prefill, prefill_call(asked.request))
             last = first[-1]
-            assert isinstance(last, HandedOver)
+            assert isinstance(last, KvTransferred)
             old = last.segments[0].placement.ticket
             await p.prefill.service.release([old.lease_id])
             again = await p.prefill.service.lease(lease_request(old, b"2" * 16))
@@ -270,19 +272,19 @@ def test_choices_share_the_prompt() -> None:
     under_virtual_time(scenario)
 
 
-def test_what_ends_with_its_first_token_is_not_handed_over() -> None:
+def test_what_ends_with_its_first_token_is_not_kv_transferred() -> None:
     async def scenario() -> None:
         async with apart() as p:
             asked = await p.asked("what is this?", "cat", max_tokens=1)
             events = await events_of(p.prefill, prefill_call(asked.request))
             assert [type(one) for one in events] == [Ready, TokenChunk, Finished]
-            assert p.sent.hand_overs == 0
+            assert p.sent.kv_transfers == 0
 
     under_virtual_time(scenario)
 
 
 @pytest.mark.parametrize("later_s", [0.0, 0.05])
-def test_a_caller_that_leaves_while_the_hand_over_is_on_its_way_leaves_no_leases(later_s: float) -> None:
+def test_a_caller_that_leaves_while_the_kv_transfer_is_on_its_way_leaves_no_leases(later_s: float) -> None:
     """The transport has taken it, and drops it, as its call is cancelled: nobody learns of the leases."""
 
     async def scenario() -> None:
@@ -290,7 +292,7 @@ def test_a_caller_that_leaves_while_the_hand_over_is_on_its_way_leaves_no_leases
             asked = await p.asked("what is this?", "cat")
             stream = p.prefill.service.generate(prefill_call(asked.request))
             async for events in stream:
-                if isinstance(events[-1], HandedOver):
+                if isinstance(events[-1], KvTransferred):
                     break
             assert p.prefill.service.load().at(Stage.PREFILL).leased_bytes > 0
             going_on = asyncio.Task(anext(stream))  # as transports do once they have taken it
@@ -304,14 +306,14 @@ def test_a_caller_that_leaves_while_the_hand_over_is_on_its_way_leaves_no_leases
 
 
 @pytest.mark.parametrize(("used_s", "ends_s"), [(0.02, 0.02), (1.0, 0.1)])
-def test_a_call_that_hands_over_ends_when_one_of_its_leases_is_used(used_s: float, ends_s: float) -> None:
+def test_a_call_that_transfers_kv_ends_when_one_of_its_leases_is_used(used_s: float, ends_s: float) -> None:
     async def scenario() -> None:
         async with apart() as p:
             loop = asyncio.get_running_loop()
             asked = await p.asked("what is this?", "cat")
             stream = p.prefill.service.generate(prefill_call(asked.request))
             last: TextEvent | None = None
-            while not isinstance(last, HandedOver):
+            while not isinstance(last, KvTransferred):
                 last = (await anext(stream))[-1]
             ticket = last.segments[-1].placement.ticket
             began_s = loop.time()
@@ -326,12 +328,12 @@ def test_a_call_that_hands_over_ends_when_one_of_its_leases_is_used(used_s: floa
 
 
 @pytest.mark.parametrize("kv_bytes", [0, SEGMENT_TOKENS * POSITION_NBYTES // 2])
-def test_without_room_it_is_handed_over_without_segments_and_computed(kv_bytes: int) -> None:
+def test_without_room_it_is_kv_transferred_without_segments_and_computed(kv_bytes: int) -> None:
     async def scenario() -> None:
         async with apart(prefill={"kv_bytes": kv_bytes}) as p:
             asked = await p.asked("what is this?", "cat")
             first, second = await through_both(p, asked)
-            assert isinstance(first[-1], HandedOver)
+            assert isinstance(first[-1], KvTransferred)
             assert first[-1].segments == ()
             assert first[-1].prefill_s > 0
             assert is_whole(asked, first, second)
@@ -339,7 +341,7 @@ def test_without_room_it_is_handed_over_without_segments_and_computed(kv_bytes: 
     under_virtual_time(scenario)
 
 
-def test_what_can_never_all_have_room_is_handed_over_in_part() -> None:
+def test_what_can_never_all_have_room_is_kv_transferred_in_part() -> None:
     async def scenario() -> None:
         async with apart(prefill={"kv_bytes": 2 * (SEGMENT_TOKENS * POSITION_NBYTES + 64)}) as p:
             asked = await p.asked("what is this?", "cat")
@@ -358,8 +360,8 @@ def test_a_prompt_waits_for_room_before_it_is_computed_and_gets_it_in_turn() -> 
             asked = [await p.asked("x" * 60 + str(number)) for number in range(3)]
             first = await events_of(p.prefill, prefill_call(asked[0].request))
             later = [
-                asyncio.get_running_loop().create_task(events_of(p.prefill, prefill_call(one.request)))
-                for one in asked[1:]
+                asyncio.get_running_loop().create_task(events_of(p.prefill, prefill_call(late.request)))
+                for late in asked[1:]
             ]
             await asyncio.sleep(1)
             assert not any(one.done() for one in later)
@@ -439,17 +441,17 @@ def test_segments_of_another_kind_are_ignored_and_given_back() -> None:
     under_virtual_time(scenario)
 
 
-@pytest.mark.parametrize(
-    "decode", [{"engine": FakeTextEngine(vocabulary=VOCABULARY, kv_copyable=False), "role": Role.PD}]
-)
-def test_an_engine_that_takes_none_computes(decode: dict[str, Any]) -> None:
+def test_an_engine_that_takes_none_computes() -> None:
+    engine = FakeTextEngine(vocabulary=VOCABULARY)
+    engine.kv = None  # type: ignore[assignment]
+
     async def scenario() -> None:
-        async with apart(decode=decode) as p:
+        async with apart(decode={"engine": engine, "role": Role.PD}) as p:
             asked = await p.asked("what is this?", "cat")
             first, second = await through_both(p, asked)
             assert is_whole(asked, first, second)
             assert (await p.decode.service.describe()).kv_kind == ""
-            with pytest.raises(InvalidRequest, match="does not hand over"):
+            with pytest.raises(InvalidRequest, match="does not transfer"):
                 await events_of(p.decode, prefill_call(asked.request))
 
     under_virtual_time(scenario)
@@ -488,7 +490,7 @@ def test_one_that_is_preempted_while_it_arrives_is_computed() -> None:
             del ticket
             if reader == "decode":
                 await asyncio.sleep(0.1)
-                for name in {name for name, _ in p.decode.engine.awaiting}:
+                for name in {name for name, _ in p.decode.engine.kv.awaiting}:
                     p.decode.engine.preempt(name)
 
         async with apart(before_pull=preempts) as p:
@@ -507,7 +509,7 @@ def test_one_that_is_preempted_before_a_copy_is_computed_again_unless_it_has_pau
     async def scenario() -> None:
         async with apart() as p:
             engine, copies = p.prefill.engine, 0
-            pack = engine.pack
+            pack = engine.kv.pack
 
             def preempts(request_id: str, *told: Any) -> bool:
                 nonlocal copies
@@ -516,7 +518,7 @@ def test_one_that_is_preempted_before_a_copy_is_computed_again_unless_it_has_pau
                     engine.preempt(request_id)
                 return pack(request_id, *told)
 
-            engine.pack = preempts  # type: ignore[assignment, method-assign]
+            engine.kv.pack = preempts  # type: ignore[assignment, method-assign]
             asked = await p.asked("k" * 60)
             first, second = await through_both(p, asked)
             assert is_whole(asked, first, second)
@@ -537,7 +539,7 @@ def test_it_takes_memory_for_all_positions_before_it_pulls_and_frees_it_when_the
             call = decode_call(asked.request, first)
             going = asyncio.get_running_loop().create_task(events_of(p.decode, call))
             await asyncio.sleep(1)
-            assert {choice for _, choice in p.decode.engine.awaiting} == {0}
+            assert {choice for _, choice in p.decode.engine.kv.awaiting} == {0}
             going.cancel()
             await asyncio.wait((going,))
             await release_routers(p.prefill, first)
@@ -564,24 +566,24 @@ async def draining(p: Apart, request: TextRequest, events: list[TextEvent]) -> A
         yield
         await reading
         last = events[-1]
-        if isinstance(last, HandedOver):
+        if isinstance(last, KvTransferred):
             assert not drained.done()
             await p.prefill.service.release([one.placement.ticket.lease_id for one in last.segments])
             await release_routers(p.prefill, events)
 
 
 @pytest.mark.parametrize("choices", [1, 2])
-def test_a_draining_instance_hands_over_the_answers_that_it_has_begun(choices: int) -> None:
+def test_a_draining_instance_transfers_kv_the_answers_that_it_has_begun(choices: int) -> None:
     async def scenario() -> None:
-        async with apart(prefill={"role": Role.PD, "hand_over_on_drain": True}) as p:
+        async with apart(prefill={"role": Role.PD, "transfer_kv_on_drain": True}) as p:
             asked = await p.asked("what is this?", "cat", "dog")
-            request = replace(prefill_call(asked.request), hands_over=False)
+            request = replace(prefill_call(asked.request), transfers_kv=False)
             request = replace(request, sampling=replace(request.sampling, n=choices))
             first: list[TextEvent] = []
             async with draining(p, request, first):
                 pass
             last = first[-1]
-            assert isinstance(last, HandedOver)
+            assert isinstance(last, KvTransferred)
             assert {one.placement.choices for one in last.segments} >= ({()} if choices == 1 else {(), (0,), (1,)})
             items = await encode_and_keep_only_tickets(p.encoder, "cat", "dog")
             again = replace(request, placements=question("what is this?", items).request.placements)
@@ -595,17 +597,17 @@ def test_a_draining_instance_hands_over_the_answers_that_it_has_begun(choices: i
 
 
 @pytest.mark.parametrize("wait_s", [3.0, 0.0])
-def test_a_drained_instance_waits_a_bounded_time_for_leases_on_what_it_handed_over(
+def test_a_drained_instance_waits_a_bounded_time_for_leases_on_what_it_kv_transferred(
     wait_s: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As of a router that has died, whose leases last much longer."""
 
     async def scenario() -> None:
-        told = {"role": Role.PD, "hand_over_on_drain": True, "handed_over_wait_s": wait_s}
+        told = {"role": Role.PD, "transfer_kv_on_drain": True, "kv_transfer_wait_s": wait_s}
         async with apart(prefill=told) as p:
             first = await events_of(p.prefill, prefill_call((await p.asked("what is this?")).request))
             last = first[-1]
-            assert isinstance(last, HandedOver)
+            assert isinstance(last, KvTransferred)
             ticket, loop = last.segments[0].placement.ticket, asyncio.get_running_loop()
             began_s = loop.time()
             async with asyncio.TaskGroup() as group:
@@ -619,13 +621,13 @@ def test_a_drained_instance_waits_a_bounded_time_for_leases_on_what_it_handed_ov
             await release_routers(p.prefill, first)
 
     under_virtual_time(scenario)
-    assert "leases on what was handed over" in caplog.text
+    assert "leases on what was transferred" in caplog.text
 
 
 def test_a_draining_instance_refuses_what_it_has_not_begun() -> None:
     async def scenario() -> None:
         slow = FakeTextEngine(vocabulary=VOCABULARY, max_running=1)
-        async with apart(prefill={"role": Role.PD, "engine": slow, "hand_over_on_drain": True}) as p:
+        async with apart(prefill={"role": Role.PD, "engine": slow, "transfer_kv_on_drain": True}) as p:
             asked = await p.asked("what is this?")
             first: list[TextEvent] = []
             late = prefill_call((await p.asked("and that?")).request)
@@ -635,9 +637,9 @@ def test_a_draining_instance_refuses_what_it_has_not_begun() -> None:
                 await events_of(p.prefill, late)
 
             waiting = asyncio.get_running_loop().create_task(comes_later())
-            async with draining(p, replace(prefill_call(asked.request), hands_over=False), first):
+            async with draining(p, replace(prefill_call(asked.request), transfers_kv=False), first):
                 await asyncio.wait((waiting,))
-            assert isinstance(first[-1], HandedOver)
+            assert isinstance(first[-1], KvTransferred)
             assert isinstance(waiting.exception(), Unavailable)
 
     under_virtual_time(scenario)
@@ -647,11 +649,11 @@ def test_a_draining_instance_refuses_what_it_has_not_begun() -> None:
     ("told", "lease_s"),
     [
         ({}, LEASE_S),
-        ({"hand_over_on_drain": True, "kv_bytes": SEGMENT_TOKENS * POSITION_NBYTES}, LEASE_S),
-        ({"hand_over_on_drain": True}, 0.0),
+        ({"transfer_kv_on_drain": True, "kv_bytes": SEGMENT_TOKENS * POSITION_NBYTES}, LEASE_S),
+        ({"transfer_kv_on_drain": True}, 0.0),
     ],
 )
-def test_what_cannot_be_handed_over_ends_where_it_is(told: dict[str, Any], lease_s: float) -> None:
+def test_what_cannot_be_kv_transferred_ends_where_it_is(told: dict[str, Any], lease_s: float) -> None:
     async def scenario() -> None:
         async with apart(prefill={"role": Role.PD, **told}) as p:
             asked = await p.asked("what is this?", "cat")
@@ -665,7 +667,7 @@ def test_what_cannot_be_handed_over_ends_where_it_is(told: dict[str, Any], lease
 
 
 @pytest.mark.slow
-def test_after_many_hand_overs_with_aborts_at_random_moments_nothing_is_left() -> None:
+def test_after_many_kv_transfers_with_aborts_at_random_moments_nothing_is_left() -> None:
     async def scenario() -> None:
         draw = random.Random(7)
 
@@ -685,7 +687,7 @@ def test_after_many_hand_overs_with_aborts_at_random_moments_nothing_is_left() -
                     first = await events_of(p.prefill, prefill_call(request))
             except (TimeoutError, TriptychError):
                 return False
-            if not isinstance(first[-1], HandedOver):
+            if not isinstance(first[-1], KvTransferred):
                 return True
             call = decode_call(request, first)
             try:

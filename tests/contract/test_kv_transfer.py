@@ -1,5 +1,5 @@
-"""What every text engine promises that hands keys and values over (``ports.HandingTextEngine``), and answers of Triptych's own
-that were handed over with the demo model: each is the one of a single engine.
+"""What every text engine promises whose keys and values can be copied (``ports.KvAccess``), and answers of Triptych's own
+that were transferred with the demo model: each is the one of a single engine.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,15 +26,16 @@ from tests.contract.text_engine_kit import (
     vllm,
 )
 from tests.e2e.reference import answer, questions
-from tests.unit.engine.kv_transfer import CUT, Packed, go_on, hand_over, prefill
+from tests.unit.engine.kv_transfer import CUT, Packed, access, go_on, prefill, transfer_kv
+from triptych.domain.engine import EngineRequest
 from triptych.domain.kv_segment import KvSegment
+from triptych.domain.queue_position import QueuePosition
 from triptych.engine.decoder.options import EngineOptions
 from triptych.engine.decoder.setup import KvOptions
 from triptych.engine.decoder.text_engine import TransformersTextEngine
 from triptych.engine.delay import DelayTextEngine, synthetic_decoder_profile
 from triptych.policy.costs import Costs
-from triptych.policy.queueing import Turn
-from triptych.ports import EngineRequest, HandingTextEngine
+from triptych.ports import TextEngine
 from triptych.testing.fakes import FAKE_MODEL, FakeTextEngine
 from triptych.testing.model import FakeFamily
 
@@ -45,36 +46,36 @@ pytestmark = pytest.mark.timeout(300)
 PROMPT = tuple(range(20, 70))
 
 
-def delayed() -> HandingTextEngine:
+def delayed() -> TextEngine:
     profile = synthetic_decoder_profile(step_s=0.0, sequence_s=0.0, prefill_token_s=0.0, load_s=0.0)
     options = EngineOptions(token_budget=16, max_sequences=4)
     return DelayTextEngine(FAKE_MODEL, FakeFamily(), Costs(profile), options, sleep=lambda _: None)
 
 
-ENGINES: Mapping[str, Callable[[], HandingTextEngine]] = {
+ENGINES: Mapping[str, Callable[[], TextEngine]] = {
     "triptych": lambda: own(token_budget=16, max_sequences=4),
     "fake": lambda: FakeTextEngine(range(20, 60), chunk_tokens=16),
     "delay": delayed,
-    "vllm": lambda: vllm("--max-num-batched-tokens 16 --max-num-seqs 4", hands_over=True),
+    "vllm": lambda: vllm("--max-num-batched-tokens 16 --max-num-seqs 4", transfers_kv=True),
 }
 
 
 @pytest.fixture(scope="module", params=ENGINES)
-def pair(request: pytest.FixtureRequest) -> Iterator[tuple[HandingTextEngine, HandingTextEngine]]:
+def pair(request: pytest.FixtureRequest) -> Iterator[tuple[TextEngine, TextEngine]]:
     engines = ENGINES[request.param](), ENGINES[request.param]()
     yield engines
-    for one in engines:
-        close(one)
+    for engine in engines:
+        close(engine)
 
 
 @pytest.fixture
-def source(pair: tuple[HandingTextEngine, HandingTextEngine]) -> Iterator[HandingTextEngine]:
+def source(pair: tuple[TextEngine, TextEngine]) -> Iterator[TextEngine]:
     yield pair[0]
     assert_idle(pair[0])
 
 
 @pytest.fixture
-def target(pair: tuple[HandingTextEngine, HandingTextEngine]) -> Iterator[HandingTextEngine]:
+def target(pair: tuple[TextEngine, TextEngine]) -> Iterator[TextEngine]:
     yield pair[1]
     assert_idle(pair[1])
 
@@ -86,7 +87,7 @@ def asked(request: pytest.FixtureRequest) -> EngineRequest:
     return EngineRequest("one", PROMPT, (), sampling, tenant_salt=request.node.name.encode())
 
 
-def step_while_it_can(engine: HandingTextEngine) -> Answers:
+def step_while_it_can(engine: TextEngine) -> Answers:
     answers: Answers = {}
     while engine.can_step:
         collect(answers, engine.step())
@@ -97,33 +98,33 @@ def with_choices(asked: EngineRequest, n: int) -> EngineRequest:
     return replace(asked, sampling=replace(asked.sampling, n=n))
 
 
-def test_each_choice_pauses_after_its_first_token(asked: EngineRequest, source: HandingTextEngine) -> None:
+def test_each_choice_pauses_after_its_first_token(asked: EngineRequest, source: TextEngine) -> None:
     source.add(replace(with_choices(asked, 2), pauses=True))
     answers = step_while_it_can(source)
     assert {choice: len(one.token_ids) for (_, choice), one in answers.items()} == {0: 1, 1: 1}
-    assert [source.computed("one", choice) for choice in range(3)] == [len(PROMPT), len(PROMPT), 0]
+    assert [access(source).computed("one", choice) for choice in range(3)] == [len(PROMPT), len(PROMPT), 0]
     assert source.has_work
     assert source.pending_tokens == 0
     assert source.step() == []
     source.cancel("one")
 
 
-def test_a_paused_answer_holds_up_no_other(asked: EngineRequest, source: HandingTextEngine) -> None:
+def test_a_paused_answer_holds_up_no_other(asked: EngineRequest, source: TextEngine) -> None:
     source.add(asked)
     source.step()
-    source.pause("one")
-    source.pause("unknown")
+    access(source).pause("one")
+    access(source).pause("unknown")
     source.add(replace(asked, request_id="two"))
     answers = step_while_it_can(source)
     assert len(answers["two", 0].token_ids) == 4
     assert ("one", 0) not in answers
-    assert source.computed("one", 0) == 16
+    assert access(source).computed("one", 0) == 16
     source.cancel("one")
 
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_an_answer_goes_on_at_another_engine(
-    asked: EngineRequest, source: HandingTextEngine, target: HandingTextEngine, n: int
+    asked: EngineRequest, source: TextEngine, target: TextEngine, n: int
 ) -> None:
     asked = with_choices(asked, n)
     whole = of_choices(ask(source, asked), "one")
@@ -132,7 +133,7 @@ def test_an_answer_goes_on_at_another_engine(
     assert packed[-1][0].end == len(PROMPT)
     answers: Answers = {}
     collect(answers, go_on(target, asked, begun, dict.fromkeys(begun, packed)))
-    assert target.computed("one", 0) == len(PROMPT), "only its last token is left"
+    assert access(target).computed("one", 0) == len(PROMPT), "only its last token is left"
     while target.has_work:
         collect(answers, target.step())
     check_same(of_choices(answers, "one"), whole, 1)
@@ -140,7 +141,7 @@ def test_an_answer_goes_on_at_another_engine(
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
 def test_what_is_lost_on_the_way_is_computed(
-    asked: EngineRequest, source: HandingTextEngine, target: HandingTextEngine, lost: int
+    asked: EngineRequest, source: TextEngine, target: TextEngine, lost: int
 ) -> None:
     whole = of_choices(ask(source, asked), "one")
     outputs, packed = prefill(source, asked)
@@ -154,7 +155,7 @@ def test_what_is_lost_on_the_way_is_computed(
 
 
 def test_a_new_request_gets_the_beginning_that_another_one_has_computed(
-    asked: EngineRequest, source: HandingTextEngine, target: HandingTextEngine
+    asked: EngineRequest, source: TextEngine, target: TextEngine
 ) -> None:
     """Only the positions in which they differ are computed."""
     other = replace(asked, request_id="other", token_ids=(*PROMPT[: 2 * CUT], 7, 8, 9, 10, 11))
@@ -162,19 +163,17 @@ def test_a_new_request_gets_the_beginning_that_another_one_has_computed(
     _, packed = prefill(source, asked)
     target.add(replace(other, arriving=2 * CUT))
     assert target.step() == []
-    assert target.awaiting == {("other", 0)}
+    assert access(target).awaiting == {("other", 0)}
     for segment, memory in packed[:2]:
-        assert target.unpack("other", 0, segment, memoryview(memory))
-    target.arrived("other")
-    computed, new_tokens = target.computed("other", 0), len(other.token_ids) - 2 * CUT
+        assert access(target).unpack("other", 0, segment, memoryview(memory))
+    access(target).arrived("other")
+    computed, new_tokens = access(target).computed("other", 0), len(other.token_ids) - 2 * CUT
     assert 2 * CUT - 16 < computed <= 2 * CUT
     assert target.pending_tokens <= new_tokens + 16 + 4
     check_same(of_choices(finish(target), "other"), whole, 0)
 
 
-def test_a_request_may_end_while_it_arrives(
-    asked: EngineRequest, source: HandingTextEngine, target: HandingTextEngine
-) -> None:
+def test_a_request_may_end_while_it_arrives(asked: EngineRequest, source: TextEngine, target: TextEngine) -> None:
     _, packed = prefill(source, asked)
     for number, steps in enumerate((0, 1, 2)):
         name = f"ends-{number}"
@@ -182,56 +181,54 @@ def test_a_request_may_end_while_it_arrives(
         for _ in range(steps):
             target.step()
             for segment, memory in packed[:2]:
-                target.unpack(name, 0, segment, memoryview(memory))
-            target.arrived(name)
+                access(target).unpack(name, 0, segment, memoryview(memory))
+            access(target).arrived(name)
         target.cancel(name)
         assert_idle(target)
 
 
 def test_a_running_answer_goes_on_at_another_engine(
-    asked: EngineRequest, source: HandingTextEngine, target: HandingTextEngine
+    asked: EngineRequest, source: TextEngine, target: TextEngine
 ) -> None:
     whole = of_choices(ask(source, asked), "one")
     source.add(asked)
     answers: Answers = {}
     while len(answers.get(("one", 0), Answered()).token_ids) < 3:
         collect(answers, source.step())
-    hand_over(source, asked, target, {0: answers["one", 0].token_ids})
-    assert target.computed("one", 0) == len(PROMPT) + 2
+    transfer_kv(source, asked, target, {0: answers["one", 0].token_ids})
+    assert access(target).computed("one", 0) == len(PROMPT) + 2
     check_same(of_choices(finish(target), "one"), whole, 3)
 
 
-def test_what_arrives_is_taken_in_order_and_once(
-    asked: EngineRequest, source: HandingTextEngine, target: HandingTextEngine
-) -> None:
+def test_what_arrives_is_taken_in_order_and_once(asked: EngineRequest, source: TextEngine, target: TextEngine) -> None:
     _, packed = prefill(source, asked)
     (first, memory), (second, other), _ = packed
     target.add(replace(asked, request_id="two", arriving=len(PROMPT)))
-    assert not target.unpack("two", 0, first, memoryview(memory)), "it has no memory yet"
+    assert not access(target).unpack("two", 0, first, memoryview(memory)), "it has no memory yet"
     target.step()
-    assert target.awaiting == {("two", 0)}
-    assert not target.unpack("two", 0, second, memoryview(other)), "nothing is there of what comes before"
-    assert target.unpack("two", 0, first, memoryview(memory).toreadonly())
-    assert target.unpack("two", 0, first, memoryview(memory))
-    assert target.computed("two", 0) == CUT
-    assert not target.unpack("two", 1, second, memoryview(other))
-    assert not target.unpack("one", 0, second, memoryview(other))
-    target.arrived("two")
-    target.arrived("unknown")
-    assert not target.unpack("two", 0, second, memoryview(other)), "it awaits nothing any more"
+    assert access(target).awaiting == {("two", 0)}
+    assert not access(target).unpack("two", 0, second, memoryview(other)), "nothing is there of what comes before"
+    assert access(target).unpack("two", 0, first, memoryview(memory).toreadonly())
+    assert access(target).unpack("two", 0, first, memoryview(memory))
+    assert access(target).computed("two", 0) == CUT
+    assert not access(target).unpack("two", 1, second, memoryview(other))
+    assert not access(target).unpack("one", 0, second, memoryview(other))
+    access(target).arrived("two")
+    access(target).arrived("unknown")
+    assert not access(target).unpack("two", 0, second, memoryview(other)), "it awaits nothing any more"
     answers = finish(target)
     assert len(answers["two", 0].token_ids) == 4
-    assert not target.unpack("two", 0, second, memoryview(other))
+    assert not access(target).unpack("two", 0, second, memoryview(other))
 
 
-def test_only_what_is_computed_is_packed(asked: EngineRequest, source: HandingTextEngine) -> None:
-    kind = source.kv_kind
+def test_only_what_is_computed_is_packed(asked: EngineRequest, source: TextEngine) -> None:
+    kind = access(source).kind
     assert kind is not None
     memory = memoryview(bytearray(40 * kind.position_nbytes))
 
     def packs(positions: int) -> bool:
         segment = KvSegment(kind, 0, positions)
-        return source.pack("one", 0, segment, memory[: segment.nbytes])
+        return access(source).pack("one", 0, segment, memory[: segment.nbytes])
 
     assert not packs(1)
     source.add(asked)
@@ -244,17 +241,17 @@ def test_only_what_is_computed_is_packed(asked: EngineRequest, source: HandingTe
 
 
 def test_hashes_of_beginnings_are_known_at_once_and_equal_in_all_engines(
-    asked: EngineRequest, source: HandingTextEngine, target: HandingTextEngine
+    asked: EngineRequest, source: TextEngine, target: TextEngine
 ) -> None:
-    assert source.prefix_hash("one", 0, 1) is None
+    assert access(source).prefix_hash("one", 0, 1) is None
     source.add(asked)
     target.add(replace(asked, token_ids=(*PROMPT[:40], 7, 8, 9)))
-    pairs = [tuple(engine.prefix_hash("one", 0, end) for engine in (source, target)) for end in (1, 16, 40, 41)]
+    pairs = [tuple(access(engine).prefix_hash("one", 0, end) for engine in (source, target)) for end in (1, 16, 40, 41)]
     assert [one == other for one, other in pairs] == [True, True, True, False]
     target.cancel("one")
     target.add(replace(asked, tenant_salt=b"another"))
-    assert source.prefix_hash("one", 0, 16) != target.prefix_hash("one", 0, 16)
-    assert source.prefix_hash("one", 1, 16) is None
+    assert access(source).prefix_hash("one", 0, 16) != access(target).prefix_hash("one", 0, 16)
+    assert access(source).prefix_hash("one", 1, 16) is None
     for engine in (source, target):
         engine.cancel("one")
 
@@ -293,7 +290,7 @@ def rest(
 
 
 @pytest.mark.parametrize("sampling", SAMPLING.values(), ids=SAMPLING)
-def test_a_handed_over_answer_is_that_of_one_engine(
+def test_a_kv_transferred_answer_is_that_of_one_engine(
     prefills: TransformersTextEngine, decodes: TransformersTextEngine, sampling: Any
 ) -> None:
     asked = request("one", TWO, sampling)
@@ -302,7 +299,7 @@ def test_a_handed_over_answer_is_that_of_one_engine(
     check_same(rest(decodes, asked, begun, packed), whole, 1)
 
 
-def test_answers_in_a_response_format_are_handed_over(
+def test_answers_in_a_response_format_are_kv_transferred(
     prefills: TransformersTextEngine, decodes: TransformersTextEngine
 ) -> None:
     sampling = drawn(100, seed=0, n=2, ignore_eos=False, logit_bias=no_white_space())
@@ -334,9 +331,9 @@ def test_sixteen_mixed_requests_go_from_engine_to_engine(
 
 
 @pytest.mark.parametrize("copied", [0, None], ids=["recomputed", "copied"])
-def test_what_has_been_handed_over_can_be_preempted(prefills: TransformersTextEngine, copied: int | None) -> None:
+def test_what_has_been_kv_transferred_can_be_preempted(prefills: TransformersTextEngine, copied: int | None) -> None:
     """While it arrives, and while it runs: others that go before it take its memory."""
-    kind = prefills.kv_kind
+    kind = access(prefills).kind
     assert kind is not None
     asked = request("one", TWO, greedy(60, ignore_eos=True))
     whole = of_choices(ask(prefills, asked), "one")
@@ -348,7 +345,11 @@ def test_what_has_been_handed_over_can_be_preempted(prefills: TransformersTextEn
             kv_cache_bytes=(2 * prompt + 48) * kind.position_nbytes,
             preempted_kv_bytes=copied,
         )
-        engine.add(replace(request("first", TWO, greedy(prompt + 40, ignore_eos=True)), turn=Turn(-1, 0.0, 0)))
+        engine.add(
+            replace(
+                request("first", TWO, greedy(prompt + 40, ignore_eos=True)), queue_position=QueuePosition(-1, 0.0, 0)
+            )
+        )
         engine.step()
         answers: Answers = {}
         if runs:
@@ -359,8 +360,8 @@ def test_what_has_been_handed_over_can_be_preempted(prefills: TransformersTextEn
             while not engine.preemptions:
                 collect(answers, engine.step())
                 for segment, memory in packed[:1]:
-                    engine.unpack("one", 0, segment, memoryview(memory))
-            assert not engine.awaiting
+                    access(engine).unpack("one", 0, segment, memoryview(memory))
+            assert not access(engine).awaiting
         while engine.has_work:
             collect(answers, engine.step())
         assert engine.preemptions

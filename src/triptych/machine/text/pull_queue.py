@@ -12,7 +12,8 @@ from typing import Annotated
 from triptych.domain.bounds import Between
 from triptych.domain.embedding import HolderRef
 from triptych.domain.limits import Positive, check_limits
-from triptych.policy.queueing import Turn, after_share
+from triptych.domain.queue_position import QueuePosition
+from triptych.policy.queueing import after_share
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +38,12 @@ class PullLimits:
 @dataclass(slots=True)
 class _Pull:
     request_id: str
-    turn: Turn
+    queue_position: QueuePosition
     holder: HolderRef
     nbytes: int
 
 
-class PullTurns:
+class PullQueue:
     """Pulls are identified by number."""
 
     def __init__(self, limits: PullLimits) -> None:
@@ -72,16 +73,18 @@ class PullTurns:
     def waits(self, pull_id: int) -> bool:
         return pull_id in self._waiting
 
-    def want(self, pull_id: int, request_id: str, turn: Turn, holder: HolderRef, nbytes: int) -> None:
-        """Add a pull for a request, with the request's turn."""
-        self._waiting[pull_id] = _Pull(request_id, turn, holder, nbytes)
+    def want(
+        self, pull_id: int, request_id: str, queue_position: QueuePosition, holder: HolderRef, nbytes: int
+    ) -> None:
+        """Add a pull for a request, with the request's queue position."""
+        self._waiting[pull_id] = _Pull(request_id, queue_position, holder, nbytes)
         self._here[request_id] += 1
 
-    def hasten(self, pull_id: int, request_id: str, turn: Turn) -> None:
-        """Another request needs the same pull: use its turn if the pull is waiting and the turn is earlier."""
+    def hasten(self, pull_id: int, request_id: str, queue_position: QueuePosition) -> None:
+        """Another request needs the same pull: use its queue position if the pull is waiting and the position is earlier."""
         pull = self._waiting.get(pull_id)
-        if pull is not None and turn < pull.turn:
-            former, pull.request_id, pull.turn = pull.request_id, request_id, turn
+        if pull is not None and queue_position < pull.queue_position:
+            former, pull.request_id, pull.queue_position = pull.request_id, request_id, queue_position
             self._here[request_id] += 1
             self._settle(former)
 
@@ -120,12 +123,12 @@ class PullTurns:
 
     def _next(self, now_s: float) -> int | None:
         """The most urgent pull whose holder is below its limits, if its bytes fit."""
-        ready: list[tuple[Turn, int]] = []
+        ready: list[tuple[QueuePosition, int]] = []
         for pull_id, pull in self._waiting.items():
             nbytes = self._nbytes[pull.holder]
             fits = nbytes == 0 or nbytes + pull.nbytes <= self._limits.max_holder_nbytes
             if fits and self._pulls[pull.holder] < self._limits.max_pulls_per_encoder:
-                ready.append((after_share(pull.turn.at(now_s), self._had.get(pull.request_id, 0)), pull_id))
+                ready.append((after_share(pull.queue_position.at(now_s), self._had.get(pull.request_id, 0)), pull_id))
         if not ready:
             return None
         _, first = min(ready)
