@@ -166,7 +166,7 @@ def test_a_published_model_has_as_many_parameters_as_its_files(name: str) -> Non
     assert architecture.encoder([], DType.F16).parameters + architecture.decoder.parameters == parameters
 
 
-ODD = (None, "wide", -1, 0, 0.5, [], [7], {}, True)
+ODD: tuple[Any, ...] = (None, "wide", -1, 0, 0.5, [], [7], {}, True)
 
 
 def places(config: dict[str, Any], below: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
