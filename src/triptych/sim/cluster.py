@@ -33,11 +33,11 @@ from triptych.services.router.membership import FixedMembership
 from triptych.services.text import build as texts
 from triptych.services.text.encoder_part import EncoderPart
 from triptych.services.text.service import LoadedText
-from triptych.testing.links import Link, LinkedInstance, LinkedPoolManager
-from triptych.testing.offload import InlineOffload
-from triptych.testing.world import virtual_world
 from triptych.transport.data_plane import DataPlane, MemoryDataPlane
 from triptych.transport.memory import MemoryNetwork
+from triptych.virtual.links import Link, LinkedInstance, LinkedPoolManager
+from triptych.virtual.offload import InlineOffload
+from triptych.virtual.world import virtual_world
 
 from .engines import Activity, SimEncoderEngine, SimTextEngine
 from .memory import SparseArena
@@ -164,7 +164,7 @@ class Node:
         )
         cores = kind.prepare_cores
         loaded = LoadedEncoder(engine, costs.profile.identity, compute, InlineOffload(cores), cores)
-        return EncoderPart(deployment.encoder, loaded)
+        return EncoderPart(deployment.encoder, loaded, deployment.image_budgets.get(self.role))
 
     def _holder(self, address: str) -> LinkedInstance:
         if address not in self._outbound:

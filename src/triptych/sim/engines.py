@@ -9,7 +9,7 @@ from triptych.engine.decoder.options import EngineOptions
 from triptych.engine.delay import DelayEncoderEngine, DelayTextEngine, Work
 from triptych.families.base import Family
 from triptych.policy.costs import Costs
-from triptych.testing.offload import billed_s, spend
+from triptych.virtual.offload import billed_s, spend
 
 from .memory import zeros
 from .outcome import Busy, Span

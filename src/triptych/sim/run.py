@@ -8,7 +8,7 @@ from contextlib import aclosing, suppress
 from triptych.domain.generation import ChatFinished, TokenChunk
 from triptych.domain.timeline import Timeline
 from triptych.errors import NotFound, TriptychError
-from triptych.testing import virtual_time
+from triptych.virtual import virtual_time
 from triptych.workload.report import TIMEOUT, Record
 from triptych.workload.requests import Plan, Planned
 

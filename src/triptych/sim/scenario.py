@@ -8,6 +8,7 @@ from triptych.domain.instance import ModelInfo
 from triptych.domain.profile import Profile
 from triptych.domain.stage import ModelPart, Role
 from triptych.families.base import Family
+from triptych.policy.iteration import ImageBudget
 from triptych.services.encoder.settings import EncoderSettings
 from triptych.services.pool_manager.settings import PoolManagerSettings
 from triptych.services.router.settings import RouterSettings
@@ -55,6 +56,8 @@ class Deployment:
     texts: Mapping[Role, TextSettings]
     """By role; not of E."""
     manager: PoolManagerSettings
+    image_budgets: Mapping[Role, ImageBudget] = field(default_factory=dict)
+    """Of what is encoded between two decode steps, by role; without one, the encoder's own limits."""
     scales: bool = False
     """Whether the pool manager starts and stops instances."""
     control_s: float = 0.0003

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from triptych.sim.network import LinkSpeed, SharedLinks
-from triptych.testing import virtual_time
+from triptych.virtual import virtual_time
 
 
 def times(speeds: dict[str, LinkSpeed], transfers: Sequence[tuple[float, tuple[str, ...], int]]) -> list[float]:

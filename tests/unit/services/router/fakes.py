@@ -41,8 +41,8 @@ from triptych.services.router.settings import RouterSettings
 from triptych.testing.fakes import FAKE_MODEL, fake_tensors
 from triptych.testing.media import png
 from triptych.testing.model import fake_prompt_builder, fake_tokenizer
-from triptych.testing.world import virtual_world
 from triptych.tokens.grammar import Grammars
+from triptych.virtual.world import virtual_world
 
 
 class KillableInstance:

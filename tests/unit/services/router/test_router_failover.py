@@ -43,12 +43,12 @@ from triptych.services.text.answer import Answer
 from triptych.services.text.sequences import Tokens
 from triptych.testing.fakes import FAKE_MODEL
 from triptych.testing.model import fake_prompt_builder
-from triptych.testing.offload import InlineOffload
-from triptych.testing.world import virtual_world
 from triptych.tokens.detokenize import IncrementalDetokenizer
 from triptych.tokens.grammar import Grammars
 from triptych.tokens.prompt import PromptBuilder
 from triptych.tokens.template import ChatTemplate
+from triptych.virtual.offload import InlineOffload
+from triptych.virtual.world import virtual_world
 
 TEMPLATE = (
     "{%- if tools -%}{{ tools | tojson }} <tool_call>{...}</tool_call>{%- endif -%}"
