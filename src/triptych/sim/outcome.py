@@ -92,7 +92,7 @@ class Outcome:
     ended_s: float
     """When the last request was over."""
     took_s: float
-    """How long the simulation took, seconds of this machine."""
+    """CPU time of the simulation, seconds of this machine."""
     spans: Sequence[Span] = field(default=(), repr=False)
     """What instances did, if that was asked for."""
 

@@ -14,6 +14,7 @@ from triptych.cli.presets import PRESETS, Preset, PresetName
 from triptych.cli.profile.analytic import AnalyticModel
 from triptych.cli.service_options import Flags, loaded
 from triptych.domain.device import BadCatalogue, Catalogue, Device, Host
+from triptych.domain.embedding import DType
 from triptych.domain.instance import ModelInfo
 from triptych.domain.media import MediaInfo, Modality
 from triptych.domain.profile import BadProfile, Origin, Profile
@@ -104,13 +105,14 @@ class _Making:
         self._model = AnalyticModel.named(str(self._path))
         self._model_id = self._path.resolve().parent.name if self._path.is_file() else self._path.name
         self._measured = () if hardware.profiles is None else _read(hardware.profiles)
-        self._dtype = DTYPES[hardware.dtype or self._usual_dtype()]
+        self._dtype = self._usual_dtype() if hardware.dtype is None else DTYPES[hardware.dtype]
 
-    def _usual_dtype(self) -> str:
+    def _usual_dtype(self) -> DType:
+        """That of measured profiles, else the model's on GPUs."""
         if self._measured:
-            return self._measured[0].identity.dtype.value
+            return self._measured[0].identity.dtype
         first = self._device(next(iter(_by_role(self._hardware.device, tuple(Role), "--device").values())))
-        return "float32" if first.kind == "cpu" else self._model.dtype_name
+        return DTYPES["float32" if first.kind == "cpu" else self._model.dtype_name]
 
     def made(
         self,
@@ -159,7 +161,11 @@ class _Making:
                 budgets[role] = budget
         encoder: EncoderSettings = loaded("encoder", (path, *flags["encoder"]), {"arena_bytes": _ARENA_BYTES})
         router: RouterSettings = loaded("router", flags["router"])
-        manager: PoolManagerSettings = loaded("pool_manager", ("--allow-network", *flags["pool_manager"]))
+        acting: tuple[str, ...] = (
+            ("--autoscale", "--scaler=127.0.0.1:1") if autoscale else ()
+        )  # the cluster has a scaler of its own
+        acting += ("--switch-roles",) if switches else ()
+        manager: PoolManagerSettings = loaded("pool_manager", ("--allow-network", *acting, *flags["pool_manager"]))
         deployment = Deployment(
             model=ModelInfo(
                 self._model_id,
