@@ -29,11 +29,11 @@ from triptych.engine.decoder.options import EngineOptions
 from triptych.engine.delay import DelayEncoderEngine, DelayTextEngine
 from triptych.policy.costs import Costs
 from triptych.policy.policies import DISPATCHES, PolicyNames
-from triptych.testing import virtual_time
 from triptych.testing.fakes import FAKE_MODEL
 from triptych.testing.media import png_outline
 from triptych.testing.model import WORDS
-from triptych.testing.offload import spend
+from triptych.virtual import virtual_time
+from triptych.virtual.offload import spend
 from triptych.workload.report import percentile
 
 _MODEL: Model = MODELS["decoder-only"]

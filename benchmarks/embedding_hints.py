@@ -24,9 +24,9 @@ from tests.simulation.workload import Ask, make_asks
 from triptych.domain.chat import MediaPart, Message
 from triptych.domain.instance import InstanceLoad
 from triptych.domain.media import Modality
-from triptych.testing import virtual_time
-from triptych.testing.links import LinkedInstance
 from triptych.testing.media import png
+from triptych.virtual import virtual_time
+from triptych.virtual.links import LinkedInstance
 from triptych.wire.instance import LOAD
 from triptych.workload.report import percentile
 

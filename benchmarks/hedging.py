@@ -22,7 +22,7 @@ from benchmarks.figures import add_json_option, write_figures
 from tests.simulation.cluster import SimCluster, World, running
 from tests.simulation.workload import make_asks, play
 from triptych.machine.router.cluster_limits import ClusterLimits
-from triptych.testing import virtual_time
+from triptych.virtual import virtual_time
 from triptych.workload.report import percentile
 
 POLICIES = {

@@ -22,7 +22,7 @@ from tests.simulation.cluster import World, running
 from tests.simulation.workload import make_asks
 from triptych.machine.router.others_work import OthersWork
 from triptych.policy.policies import PolicyNames
-from triptych.testing import virtual_time
+from triptych.virtual import virtual_time
 from triptych.workload.report import percentile
 
 UNTOLD = "untold"

@@ -44,11 +44,11 @@ from triptych.machine.router.attainment import WindowLimits
 from triptych.policy.costs import Costs
 from triptych.policy.policies import ORDERINGS, PolicyNames
 from triptych.policy.queueing import AGEING_FACTOR, by_slo
-from triptych.testing import virtual_time
 from triptych.testing.fakes import FAKE_MODEL
 from triptych.testing.media import png_outline
 from triptych.testing.model import WORDS, FakeFamily
-from triptych.testing.offload import spend
+from triptych.virtual import virtual_time
+from triptych.virtual.offload import spend
 from triptych.workload.report import percentile
 
 CAPACITY_PER_S = 2.33

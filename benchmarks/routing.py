@@ -44,7 +44,7 @@ from triptych.machine.router.request import RequestMachine
 from triptych.machine.text.tensor_cache import CacheLimits
 from triptych.policy.admission import ServerBounds
 from triptych.policy.policies import PolicyNames
-from triptych.testing import virtual_time
+from triptych.virtual import virtual_time
 from triptych.workload.report import percentile
 from triptych.workload.requests import Planned
 

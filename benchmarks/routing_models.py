@@ -39,7 +39,7 @@ from triptych.policy.pool_facts import Profiles, isolated
 from triptych.testing.fakes import FAKE_MODEL, FAKE_PLACEHOLDER_ID
 from triptych.testing.media import png_outline
 from triptych.testing.model import WORDS, FakeFamily
-from triptych.testing.offload import spend
+from triptych.virtual.offload import spend
 from triptych.workload import traces
 from triptych.workload.requests import Planned, Size, WorkloadError
 

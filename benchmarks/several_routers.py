@@ -9,7 +9,7 @@ from typing import Any
 from tests.simulation.cluster import SimCluster
 from tests.simulation.workload import Ask, play
 from triptych.domain.timeline import Timeline
-from triptych.testing.links import Link, LinkedInstance
+from triptych.virtual.links import Link, LinkedInstance
 
 
 @dataclass(frozen=True, slots=True)

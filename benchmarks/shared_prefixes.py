@@ -32,10 +32,10 @@ from triptych.engine.delay import DelayEncoderEngine, DelayTextEngine
 from triptych.policy.costs import Costs
 from triptych.policy.policies import PolicyNames
 from triptych.policy.transport import MEMORY
-from triptych.testing import virtual_time
 from triptych.testing.fakes import FAKE_MODEL
 from triptych.testing.model import WORDS
-from triptych.testing.offload import spend
+from triptych.virtual import virtual_time
+from triptych.virtual.offload import spend
 from triptych.workload.report import percentile
 
 POLICIES = ("never", "by-cost")

@@ -54,11 +54,11 @@ from triptych.machine.encoder.batch_queue import BatchLimits
 from triptych.policy.switching import SwitchLimits
 from triptych.rpc.stubs import PoolManagerStub
 from triptych.runtime.profiles import write_profile
-from triptych.testing import virtual_time
 from triptych.testing.delay_models import Attention, write_delay_model
 from triptych.testing.fakes import FAKE_MODEL, FakeEncoderEngine, FakeTextEngine
 from triptych.testing.media import png
 from triptych.testing.model import WORDS, FakeFamily
+from triptych.virtual import virtual_time
 from triptych.workload.report import Record, percentile
 from triptych.workload.requests import Planned, Size
 

@@ -21,7 +21,7 @@ from tests.simulation.cluster import SimCluster, World, running
 from tests.simulation.workload import Ask, make_asks, play
 from triptych.domain.timeline import Timeline
 from triptych.policy.policies import PolicyNames
-from triptych.testing import virtual_time
+from triptych.virtual import virtual_time
 from triptych.workload.report import percentile
 
 CLUSTERS = ("apart", "tokens", "predicted")

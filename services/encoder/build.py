@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from triptych.engine.arenas import open_arena
 from triptych.machine.stage_states import StageStates
 from triptych.runtime.world import World
 from triptych.transport.arena_store import ArenaStore
@@ -47,8 +46,15 @@ async def build(
     At the end, the tasks of the world end before the transports.
     """
     copy = world.threads(1, name="encoder-copy")  # of its own, so that sealing never waits for preprocessing
-    opening = partial(open_arena, instance_id=world.name, epoch=world.epoch, device=settings.compute.device)
-    arena = await loaded.compute.run(opening, settings.transfers.arena, settings.arena_bytes)
+    opening = partial(
+        data_plane.arena,
+        settings.transfers.arena,
+        settings.arena_bytes,
+        instance_id=world.name,
+        epoch=world.epoch,
+        device=settings.compute.device,
+    )
+    arena = await loaded.compute.run(opening)
     store = ArenaStore(arena, settings.leases, max_pull_s=settings.transfers.max_pull_s, clock=world.clock, copy=copy)
     async with AsyncExitStack() as stack:
         transports = await data_plane.open(arena, store.may_read)

@@ -24,6 +24,7 @@ from triptych.tokens.prompt import PromptBuilder
 from .build import build, managed_membership
 from .gauges import watch
 from .membership import FileMembership, FixedMembership, read_members
+from .prepare import ModelPrepare
 from .record import RouterRecord
 from .service import RouterService
 from .servicer import SERVICE_NAME, RouterServicer
@@ -53,8 +54,7 @@ async def app(settings: RouterSettings, telemetry: Telemetry | None = None) -> A
             world,
             membership=await _membership(settings, world, reading, model, tls, telemetry.metrics),
             connect=lambda address: InstanceStub(address, tls),
-            prompts=prompts,
-            grammars=await reading.run(Grammars, prompts.tokenizer),
+            prepare=ModelPrepare(prompts, settings.media, await reading.run(Grammars, prompts.tokenizer)),
             profiles=await reading.run(known_profiles, settings.profiles),
             record=RouterRecord(telemetry.metrics),
         )

@@ -7,10 +7,8 @@ from triptych.ports import InstanceClient, Membership, PoolManagerClient
 from triptych.runtime.managed_membership import ManagedMembership
 from triptych.runtime.profiles import KnownProfiles
 from triptych.runtime.world import World
-from triptych.tokens.grammar import Grammars
-from triptych.tokens.prompt import PromptBuilder
 
-from .prepare import ModelPrepare, SmallInline
+from .prepare import Prepare, SmallInline
 from .record import NO_RECORD, Record
 from .service import RouterService
 from .settings import RouterSettings
@@ -22,8 +20,7 @@ def build(
     *,
     membership: Membership,
     connect: Callable[[str], InstanceClient],
-    prompts: PromptBuilder,
-    grammars: Grammars,
+    prepare: Prepare,
     profiles: KnownProfiles | None = None,
     record: Record = NO_RECORD,
 ) -> RouterService:
@@ -34,7 +31,7 @@ def build(
         world,
         membership,
         connect,
-        prepare=ModelPrepare(prompts, settings.media, grammars),
+        prepare=prepare,
         offload=SmallInline(threads, settings.prepare_inline_chars, settings.prepare_inline_media_bytes),
         record=record,
         profiles=KnownProfiles() if profiles is None else profiles,

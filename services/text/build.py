@@ -9,14 +9,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from triptych.domain.stage import ModelPart, Stage
-from triptych.engine.arenas import open_arena
 from triptych.errors import TriptychError
 from triptych.machine.arena.published import PublishedContents
 from triptych.machine.stage_states import StageStates
 from triptych.ports import Offload, TextEngine
 from triptych.runtime.process import CannotStart
 from triptych.runtime.world import World
-from triptych.transport.arena import HostArena
 from triptych.transport.arena_store import ArenaStore
 from triptych.transport.data_plane import DataPlane, OwnHolder
 from triptych.transport.receiver import TensorReceiver, open_receiver
@@ -75,16 +73,18 @@ async def build(
         checks = world.threads(settings.check_threads, name="text-check")
         own_store = None
         if built is None and settings.kv_arena_bytes and engine.kv is not None:
-            own_store = await _own_store(settings, world, loaded.thread)
+            own_store = await _own_store(settings, world, data_plane, loaded.thread)
         is_holder = built is not None or own_store is not None
         opening = partial(
-            open_arena,
+            data_plane.arena,
+            settings.transfers.arena,
+            settings.image_cache_bytes,
             instance_id=world.name,
             epoch=world.epoch,
             device=settings.compute.device,
             part="pulled" if is_holder else "",
         )
-        arena = await loaded.thread.run(opening, settings.transfers.arena, settings.image_cache_bytes)
+        arena = await loaded.thread.run(opening)
         offering = None
         if own_store is not None:
             offering = await data_plane.open(own_store.arena, own_store.may_read)
@@ -161,9 +161,11 @@ def _check_role(settings: TextSettings, engine: TextEngine) -> None:
         )
 
 
-async def _own_store(settings: TextSettings, world: World, thread: Offload) -> ArenaStore:
+async def _own_store(settings: TextSettings, world: World, data_plane: DataPlane, thread: Offload) -> ArenaStore:
     """For keys and values, as there is no encoder whose arena can have them."""
-    opening = partial(HostArena, settings.kv_arena_bytes, instance_id=world.name, epoch=world.epoch)
+    opening = partial(
+        data_plane.arena, "host", settings.kv_arena_bytes, instance_id=world.name, epoch=world.epoch, device="cpu"
+    )
     return ArenaStore(
         await thread.run(opening),
         settings.leases,
@@ -208,7 +210,7 @@ def _kv_store(
     store = own if encoder is None or not settings.kv_arena_bytes else encoder.store
     if engine.kv is None or store is None:
         return None
-    if not isinstance(store.arena, HostArena):
+    if store.arena.window(store.arena.base, 0) is None:
         logger.warning(
             "keys and values are not transferred: the arena lies on a device, and they are copied by way of the host"
         )

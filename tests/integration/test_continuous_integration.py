@@ -94,9 +94,11 @@ def test_continuous_integration_runs_it() -> None:
 def test_every_combination_of_marks_is_in_one_of_the_targets_that_run_the_suite() -> None:
     selected = re.findall(r"^\t\$\(PYTEST\) .*-m (?:(\w+)|\"(.*)\")", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert len(selected) == 3
-    for slow, extended in product((False, True), repeat=2):
-        marks = {"slow": slow, "extended": extended}
-        assert sum(eval(word or words, marks.copy()) for word, words in selected) == 1, marks  # noqa: S307
+    for slow, extended, hypothesis in product((False, True), repeat=3):
+        marks = {"slow": slow, "extended": extended, "hypothesis": hypothesis}
+        # Quick tests of hypothesis run in `make check` with a fifth of their examples, and in `make test` with all.
+        runs = 2 if hypothesis and not slow and not extended else 1
+        assert sum(eval(word or words, marks.copy()) for word, words in selected) == runs, marks  # noqa: S307
 
 
 def test_every_target_is_run_by_continuous_integration_or_has_a_stated_cadence() -> None:

@@ -52,6 +52,7 @@ from triptych.services.pool_manager import build as managers
 from triptych.services.pool_manager.settings import PoolManagerSettings
 from triptych.services.router import build as routers
 from triptych.services.router.build import managed_membership
+from triptych.services.router.prepare import ModelPrepare
 from triptych.services.router.service import RouterService
 from triptych.services.router.settings import RouterSettings
 from triptych.services.text import build as texts
@@ -60,12 +61,10 @@ from triptych.services.text.encoder_part import EncoderPart
 from triptych.services.text.service import LoadedText, TextService
 from triptych.services.text.settings import TextSettings
 from triptych.services.text.switching import Switching
+from triptych.testing.damage import DamagingDataPlane
 from triptych.testing.fakes import FAKE_MODEL, FakeEncoderEngine, FakePrepared, FakeTextEngine
-from triptych.testing.links import DamagingDataPlane, Fault, Link, LinkedInstance, LinkedPoolManager
 from triptych.testing.model import WORDS, FakeFamily, fake_prompt_builder, fake_tokenizer
-from triptych.testing.offload import InlineOffload
 from triptych.testing.store import StoreLink
-from triptych.testing.world import virtual_world
 from triptych.tokens.detokenize import IncrementalDetokenizer
 from triptych.tokens.grammar import Grammars
 from triptych.transport.arena import HEADER_NBYTES
@@ -73,6 +72,9 @@ from triptych.transport.arena_store import ArenaStore
 from triptych.transport.data_plane import DataPlane
 from triptych.transport.memory import MemoryNetwork
 from triptych.transport.receiver import TensorReceiver
+from triptych.virtual.links import Fault, Link, LinkedInstance, LinkedPoolManager
+from triptych.virtual.offload import InlineOffload
+from triptych.virtual.world import virtual_world
 
 MIB = 1 << 20
 
@@ -839,8 +841,9 @@ class SimCluster:
             virtual_world(name, rng=self.rng(name), scope=scope or self.scope, clock=clock or self.clock),
             membership=membership,
             connect=connect,
-            prompts=fake_prompt_builder(self.engines.family),
-            grammars=Grammars(fake_tokenizer()),
+            prepare=ModelPrepare(
+                fake_prompt_builder(self.engines.family), self.router_settings.media, Grammars(fake_tokenizer())
+            ),
             profiles=self.profiles if self.world.profiled else None,
         )
 

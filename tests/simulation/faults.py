@@ -14,7 +14,7 @@ from triptych.domain.pool import ManualSize
 from triptych.domain.scaling import PoolName
 from triptych.domain.stage import Role
 from triptych.errors import DeadlineExceeded, NotFound, Unavailable
-from triptych.testing.links import LinkedPoolManager
+from triptych.virtual.links import LinkedPoolManager
 
 T = TypeVar("T")
 

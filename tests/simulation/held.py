@@ -9,7 +9,7 @@ from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
 from triptych.domain.generation import KvTransferred, TextEvent, TextRequest
 from triptych.errors import Cancelled, DeadlineExceeded, LeaseLost, StageClosed, TriptychError, Unavailable
 from triptych.machine.router.leases import leases_of
-from triptych.testing.links import Link, LinkedInstance
+from triptych.virtual.links import Link, LinkedInstance
 
 
 class HeldLeases:

@@ -24,9 +24,9 @@ from triptych.errors import (
     TriptychError,
     Unavailable,
 )
-from triptych.testing import virtual_time
 from triptych.testing.fakes import BROKEN_MEDIA
 from triptych.testing.media import png
+from triptych.virtual import virtual_time
 
 Scenario = Callable[[SimCluster], Coroutine[Any, Any, None]]
 

@@ -16,8 +16,8 @@ from tests.simulation.test_single_flight import about
 from tests.simulation.workload import Ask, Reply, make_asks, play
 from triptych.domain.instance import InstanceLoad
 from triptych.services.router.service import RouterService
-from triptych.testing.links import LinkedInstance
 from triptych.testing.media import png
+from triptych.virtual.links import LinkedInstance
 
 SLOW = World(encoders=3, encode_token_s=0.0125)
 """An image of 56 x 56 takes 0.2 s."""

@@ -12,7 +12,7 @@ from tests.simulation.cluster import SimCluster, TextNode, World, running
 from tests.simulation.workload import make_asks, play
 from triptych.domain.sampling import SamplingParams
 from triptych.policy.iteration import ImageBudget
-from triptych.testing import virtual_time
+from triptych.virtual import virtual_time
 
 Scenario = Callable[[SimCluster], Coroutine[Any, Any, None]]
 

@@ -11,7 +11,7 @@ from tests.simulation.workload import Ask, make_asks, play
 from triptych.domain.stage import Role
 from triptych.domain.timeline import Timeline
 from triptych.policy.policies import PolicyNames
-from triptych.testing.links import SomeDamaged
+from triptych.testing.damage import SomeDamaged
 
 APART = World(texts=0, prefills=2, decodes=2)
 

@@ -16,8 +16,8 @@ from triptych.errors import ArenaFull
 from triptych.machine.router.request import RequestLimits
 from triptych.media.sniff import MediaLimits, inspect_media
 from triptych.testing.fakes import FAKE_MODEL
-from triptych.testing.links import Fault
 from triptych.testing.media import png
+from triptych.virtual.links import Fault
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -11,7 +11,7 @@ from tests.simulation.cluster import SimCluster, World, running
 from tests.simulation.workload import make_asks, play
 from triptych.domain.membership import MemberState
 from triptych.errors import EngineFailure, Unavailable
-from triptych.testing import virtual_time
+from triptych.virtual import virtual_time
 
 ACTIVE, LEAVING, LEFT = MemberState.ACTIVE, MemberState.LEAVING, MemberState.LEFT
 _CHANGES: tuple[MemberState | Literal["dies", "starts"] | None, ...] = (ACTIVE, LEAVING, LEFT, None, "dies", "starts")

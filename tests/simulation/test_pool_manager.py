@@ -12,7 +12,7 @@ from tests.simulation.cluster import SimCluster, World, running
 from tests.simulation.workload import make_asks, play
 from triptych.domain.pool import MemberCondition, MemberStatus
 from triptych.errors import DeadlineExceeded, NotFound, Unavailable
-from triptych.testing import virtual_time
+from triptych.virtual import virtual_time
 
 Scenario = Callable[[SimCluster], Coroutine[Any, Any, None]]
 

@@ -17,8 +17,8 @@ from triptych.domain.sampling import SamplingParams
 from triptych.domain.timeline import Timeline
 from triptych.policy.policies import PolicyNames
 from triptych.testing.fakes import FAKE_MODEL
-from triptych.testing.links import Fault
 from triptych.testing.media import png
+from triptych.virtual.links import Fault
 
 PULL_BYTE_S = 1e-5
 

@@ -14,10 +14,11 @@ from triptych.domain.chat import ChatRequest, MediaPart, Message, Part, TextPart
 from triptych.domain.media import Modality
 from triptych.domain.sampling import SamplingParams
 from triptych.policy.policies import PolicyNames
+from triptych.testing.damage import SomeDamaged
 from triptych.testing.fakes import FAKE_MODEL
-from triptych.testing.links import Fault, SomeDamaged
 from triptych.testing.media import png
 from triptych.testing.model import WORDS
+from triptych.virtual.links import Fault
 
 TOLD: dict[str, Any] = {"policies": PolicyNames(prefixes="always", text_routing="round-robin")}
 KEPT: dict[str, Any] = {"kv_prefixes": True}

@@ -44,7 +44,7 @@ from triptych.policy import dispatching
 from triptych.policy.policies import PolicyNames
 from triptych.rpc.routers import Routers
 from triptych.services.text.jobs import Jobs
-from triptych.testing.links import Fault, Link
+from triptych.virtual.links import Fault, Link
 
 ROOT = Path(__file__).parents[2]
 SEEDS = int(os.environ.get("SOAK_SEEDS", "300"))  # noqa: TID251 - whoever runs the tests chooses how many

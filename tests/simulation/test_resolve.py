@@ -15,8 +15,8 @@ from triptych.domain.media import Modality
 from triptych.domain.resolving import ResolvedItem, ResolveRequest
 from triptych.errors import NotFound, TriptychError, Unavailable
 from triptych.testing.fakes import FAKE_MODEL
-from triptych.testing.links import Fault
 from triptych.testing.media import png
+from triptych.virtual.links import Fault
 
 
 def of_media(*seeds: int, name: str = "r", timeout_s: float = 60.0) -> ResolveRequest:

@@ -11,7 +11,7 @@ from tests.simulation.workload import make_asks, play
 from triptych.domain.embedding import Ticket
 from triptych.errors import DeadlineExceeded, EngineFailure, InternalError, Unavailable
 from triptych.machine.router.cluster_limits import ClusterLimits
-from triptych.testing.links import Fault
+from triptych.virtual.links import Fault
 
 FAILS = [EngineFailure("on purpose") for _ in range(3000)]
 

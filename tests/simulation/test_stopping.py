@@ -40,7 +40,7 @@ from triptych.services.gateway.service import Gateway
 from triptych.services.gateway.settings import GatewaySettings
 from triptych.services.router.prepare import Prompted
 from triptych.services.router.service import RouterService
-from triptych.testing.offload import InlineOffload, spend
+from triptych.virtual.offload import InlineOffload, spend
 
 STOPS_WITHIN_S = 0.1
 SENT_S = 0.5

@@ -8,7 +8,7 @@ import pytest
 
 from tests.simulation.cluster import RouterNode, SimCluster, World, running
 from tests.simulation.workload import make_asks, play
-from triptych.testing.virtual_time import run
+from triptych.virtual.virtual_time import run
 
 
 async def kill_in_turns(nodes: Sequence[RouterNode], rng: Random, cluster: SimCluster) -> None:

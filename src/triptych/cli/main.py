@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from triptych.cli import certs, measuring, operating, starting
+from triptych.cli import certs, measuring, operating, simulating, starting
 from triptych.cli.options import DEFAULT_URL, ApiKey, Url, failures, run
 from triptych.cli.outcome import CliError
 from triptych.domain.bounds import MAX_INT31
@@ -45,6 +45,10 @@ app.command(
     epilog=starting.EXAMPLES,
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
 )(starting.up)
+app.command(
+    epilog=simulating.EXAMPLES,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)(simulating.simulate)
 
 
 @app.command(

@@ -110,24 +110,28 @@ def bench(
     from triptych.cli.bench import command
     from triptych.cli.bench.load import Endpoint
     from triptych.cli.show import plain_console
+    from triptych.workload.report import Objectives
+    from triptych.workload.workload import Workload
 
     with failures():
-        job = command.Bench.from_options(
+        job = command.Bench(
             endpoint=Endpoint(url, api_key, timeout, max_in_flight),
             model=model,
-            mix=(images, text_tokens, output_tokens),
-            image_size=image_size,
-            clips=(videos, video_size, video_seconds),
-            sounds=(sounds, sound_seconds),
-            trace=trace,
-            rates=(rate, sweep),
-            start_s=start,
-            duration_s=duration,
-            burstiness=burstiness,
+            workload=Workload.from_options(
+                mix=(images, text_tokens, output_tokens),
+                image_size=image_size,
+                clips=(videos, video_size, video_seconds),
+                sounds=(sounds, sound_seconds),
+                trace=trace,
+                rates=(rate, sweep),
+                start_s=start,
+                duration_s=duration,
+                burstiness=burstiness,
+                seed=seed,
+            ),
             ignore_eos=ignore_eos,
-            slo_ms=(slo_ttft_ms, slo_tpot_ms),
+            objectives=Objectives.of_ms(slo_ttft_ms, slo_tpot_ms),
             attainment=attainment,
-            seed=seed,
         )
         outputs = command.Outputs.checked(json_file, plot)
     succeeded = run(command.bench_and_write(job, outputs, plain_console()))

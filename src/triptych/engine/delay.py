@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 from triptych.domain.embedding import DType, Tensor, TensorSpec, embedding_tokens
 from triptych.domain.engine import EngineOutput, EngineRequest, ScoredToken, Scores
@@ -43,6 +43,8 @@ from triptych.runtime.profiles import the_profile
 
 logger = logging.getLogger(__name__)
 
+Work = Literal["prepare", "encode", "step", "copy"]
+"""Preparation of an item on one core, a batch of the encoder, a step of the text engine, a copy of keys and values."""
 Sleep = Callable[[float], None]
 Length = Callable[[EngineRequest], int]
 _BLOCK_TOKENS = 16
@@ -67,13 +69,23 @@ class DelayEncoderEngine:
 
     weights = None
 
-    def __init__(self, model: ModelInfo, family: Family, costs: Costs, *, sleep: Sleep = time.sleep) -> None:
+    def __init__(
+        self,
+        model: ModelInfo,
+        family: Family,
+        costs: Costs,
+        *,
+        sleep: Sleep = time.sleep,
+        bytes_per_pixel: float | None = None,
+    ) -> None:
+        """``bytes_per_pixel``: of undecoded items, where they come without their bytes."""
         self.model = model
         self.version = "delay"
         self.processor_digest = bytes(32)
         self._family = family
         self._costs = costs
         self._sleep = sleep
+        self._bytes_per_pixel = bytes_per_pixel
         sleep(costs.profile.measured.load_s)
 
     def decoded_nbytes(self, info: MediaInfo, shard: Shard | None = None) -> int:
@@ -85,13 +97,23 @@ class DelayEncoderEngine:
     ) -> DelayedItem:
         del stop
         tokens, outputs = shard_outputs(self._family, info, self.model.dtype, shard)
-        self._sleep(self._costs.prepare_s(len(media), info.pixels + info.samples).value)
+        size = info.samples_or_pixels
+        nbytes = len(media) if self._bytes_per_pixel is None else self._bytes_per_pixel * size
+        self._spend("prepare", self._costs.prepare_s(nbytes, size).value, size)
         return DelayedItem(tokens, outputs, sum(spec.nbytes for spec in outputs))
 
     def encode(self, batch: Sequence[DelayedItem]) -> list[tuple[Tensor, ...]]:
         tokens = sum(embedding_tokens(item.outputs) for item in batch) / max(1, len(batch))
-        self._sleep(self._costs.encode_s(tokens, len(batch)).value)
-        return [tuple(Tensor(spec, memoryview(bytes(spec.nbytes))) for spec in item.outputs) for item in batch]
+        self._spend("encode", self._costs.encode_s(tokens, len(batch)).value, len(batch))
+        return [tuple(Tensor(spec, self._zeros(spec.nbytes)) for spec in item.outputs) for item in batch]
+
+    def _spend(self, work: Work, seconds: float, size: int) -> None:
+        """``size``: pixels or samples, or items."""
+        del work, size
+        self._sleep(seconds)
+
+    def _zeros(self, nbytes: int) -> memoryview:
+        return memoryview(bytes(nbytes))
 
 
 @dataclass(slots=True)
@@ -124,6 +146,11 @@ class _Sequence:
         return self.paused or self.is_arriving
 
     @property
+    def most_tokens(self) -> int:
+        """KV memory that it may come to need."""
+        return len(self.request.token_ids) + len(self.choices) * self.limit
+
+    @property
     def limit(self) -> int:
         assert self.request.sampling.max_tokens is not None  # noqa: S101  # guaranteed by the port
         return self.request.sampling.max_tokens
@@ -132,7 +159,8 @@ class _Sequence:
 class DelayTextEngine:
     """``ports.TextEngine`` and ``ports.DeviceSharing`` with chunked prefill; sleeps for the profile's load time at construction.
 
-    Every answer has ``max_tokens`` tokens, or as many as ``length`` says if these are fewer. KV memory bounds the length of one sequence, not their number. Keys and values are zeros.
+    Every answer has ``max_tokens`` tokens, or as many as ``length`` says if these are fewer. A request starts once KV memory has room for its
+    prompt and its longest answers, so nothing is preempted. Keys and values are zeros.
     With ``prefix_tokens`` the prompts computed last, of so many tokens in all, are not computed again.
     """
 
@@ -167,7 +195,7 @@ class DelayTextEngine:
         self._token = next(token for token in range(16, model.context_length + 16) if token not in self.placeholder_ids)
         self._waiting: dict[str, _Sequence] = {}
         self._running: dict[str, _Sequence] = {}
-        self.kv = DelayKvAccess(kind, self._waiting, self._running, self._token, sleep, self._keep)
+        self.kv = DelayKvAccess(kind, self._waiting, self._running, self._token, self._copied, self._keep)
         self.finds_prefixes = prefix_tokens > 0
         self.prefix_queries_tokens = self.prefix_hits_tokens = 0
         self._most_prefixes = prefix_tokens // _BLOCK_TOKENS
@@ -221,13 +249,20 @@ class DelayTextEngine:
 
     @property
     def prefill_queue_position(self) -> QueuePosition | None:
-        begun = [sequence for sequence in self._running.values() if sequence.left and not sequence.is_idle]
-        waiting = [
+        positions = [
+            sequence.request.queue_position
+            for sequence in self._running.values()
+            if sequence.left and not sequence.is_idle
+        ]
+        startable = [
             sequence
             for sequence in self._waiting.values()
             if not sequence.paused and self._may_start(sequence, self._places(), 0)
         ]
-        return min((sequence.request.queue_position for sequence in (*begun, *waiting)), default=None)
+        first = min(startable, key=lambda sequence: sequence.request.queue_position, default=None)
+        if first is not None and (first.most_tokens <= self._unreserved_tokens() or not self._running):
+            positions.append(first.request.queue_position)
+        return min(positions, default=None)
 
     @property
     def can_step(self) -> bool:
@@ -246,17 +281,26 @@ class DelayTextEngine:
         running, started_beyond = self._places(), 0
         begun = [sequence for sequence in self._running.values() if sequence.left and not sequence.is_idle]
         waiting = [sequence for sequence in self._waiting.values() if not sequence.paused]
+        left_tokens = self._unreserved_tokens()
         for sequence in sorted([*begun, *waiting], key=lambda sequence: sequence.request.queue_position):
             if sequence.request.request_id in self._waiting:
                 if not self._may_start(sequence, running, started_beyond):
                     continue
+                if sequence.most_tokens > left_tokens and running:
+                    left_tokens = 0  # nobody passes it
+                    continue
                 self._find(sequence)
                 running += len(sequence.choices)
+                left_tokens -= sequence.most_tokens
                 started_beyond += sequence.request.queue_position.beyond_share * len(sequence.choices)
                 if sequence.is_arriving:
                     self._start(sequence)
                     continue
             yield _prefill(sequence)
+
+    def _unreserved_tokens(self) -> int:
+        """KV memory that no running request may come to need."""
+        return self.kv_tokens - sum(sequence.most_tokens for sequence in self._running.values())
 
     def _may_start(self, sequence: _Sequence, running: int, started_beyond: int) -> bool:
         wanted, queue_position = len(sequence.choices), sequence.request.queue_position
@@ -286,8 +330,17 @@ class DelayTextEngine:
             if not sequence.left:
                 advanced.append(work.sequence_id)
         if contexts or prompts:
-            self._sleep(self._costs.step_s(len(contexts), sum(contexts) / max(1, len(contexts)), prompts).value)
+            took_s = self._costs.step_s(len(contexts), sum(contexts) / max(1, len(contexts)), prompts).value
+            self._spend("step", took_s, plan.tokens)
         return [output for name in advanced for output in self._advance(self._running[name])]
+
+    def _copied(self, nbytes: int) -> None:
+        self._spend("copy", nbytes / _COPIED_BYTES_PER_S, nbytes)
+
+    def _spend(self, work: Work, seconds: float, size: int) -> None:
+        """``size``: tokens, or bytes."""
+        del work, size
+        self._sleep(seconds)
 
     def _start(self, sequence: _Sequence) -> _Sequence:
         self._running[sequence.request.request_id] = self._waiting.pop(sequence.request.request_id)
@@ -350,7 +403,7 @@ class DelayTextEngine:
 
 @dataclass(frozen=True, slots=True)
 class DelayKvAccess:
-    """``ports.KvAccess``: keys and values are zeros. The choices of a request have one state."""
+    """``ports.KvAccess``: keys and values are whatever the memory has. The choices of a request have one state."""
 
     kind: KvKind
     """As many bytes as the profile says, else those of one layer."""
@@ -358,7 +411,8 @@ class DelayKvAccess:
     _running: Mapping[str, _Sequence]
     _token: int
     """Each token of an answer."""
-    _sleep: Sleep
+    _on_copied: Callable[[int], None]
+    """Takes the time of a copy of so many bytes."""
     _on_unpacked: Callable[[_Sequence], None]
 
     @property
@@ -393,8 +447,8 @@ class DelayKvAccess:
     def pack(self, request_id: str, choice: int, segment: KvSegment, memory: memoryview) -> bool:
         if self.computed(request_id, choice) < segment.end:
             return False
-        memory[:] = bytes(segment.nbytes)
-        self._sleep(segment.nbytes / _COPIED_BYTES_PER_S)
+        del memory
+        self._on_copied(segment.nbytes)
         return True
 
     def unpack(self, request_id: str, choice: int, segment: KvSegment, memory: memoryview) -> bool:
@@ -404,7 +458,7 @@ class DelayKvAccess:
         sequence = self._running[request_id]
         if segment.first > sequence.computed or segment.end > sequence.computed + sequence.left:
             return False
-        self._sleep(segment.nbytes / _COPIED_BYTES_PER_S)
+        self._on_copied(segment.nbytes)
         sequence.computed = max(sequence.computed, min(segment.end, sequence.computed + sequence.left - 1))
         self._on_unpacked(sequence)
         return True

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from triptych.engine.arenas import open_arena
 from triptych.errors import TransferFailed
 from triptych.policy.addresses import why_not_called
 from triptych.ports import Arena, LeaseCheck
@@ -30,6 +31,10 @@ class ProcessDataPlane:
     on_reset: OnReset = field(default=lambda _backend, _cause: None)
     on_failure: Callable[[str], None] = field(default=lambda _: None)
     """Called when a transport cannot go on."""
+
+    def arena(self, where: str, nbytes: int, *, instance_id: str, epoch: int, device: str, part: str = "") -> Arena:
+        """As ``open_arena``."""
+        return open_arena(where, nbytes, instance_id=instance_id, epoch=epoch, device=device, part=part)
 
     async def open(
         self,

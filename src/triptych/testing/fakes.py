@@ -4,7 +4,7 @@ An embedding is a digest of the item's bytes, stretched to an embedding's size. 
 of every embedding at its position, by way of keys and values (``testing.fake_kv``). So an item, or a segment of keys and values, that
 is lost, swapped, truncated, mixed up or misplaced changes the answer; ``answer_tokens`` computes the right one.
 
-Both engines spend virtual time (``testing.offload.spend``), and detect calls that would overlap in real threads.
+Both engines spend virtual time (``virtual.offload.spend``), and detect calls that would overlap in real threads.
 """
 
 from array import array
@@ -38,7 +38,7 @@ from triptych.testing.fake_kv import (
     rows_of,
     write,
 )
-from triptych.testing.offload import OneAtATime, spend
+from triptych.virtual.offload import OneAtATime, spend
 
 FAKE_MODEL = ModelInfo("fake", "0" * 64, DType.F32, hidden_size=8, context_length=4096)
 FAKE_PLACEHOLDER_ID = 1

@@ -7,12 +7,20 @@ from typing import Protocol
 from triptych.domain.embedding import LeaseId
 from triptych.domain.instance import InstanceInfo
 from triptych.ports import Arena, Encoder, HolderStub, LeaseCheck, Transport
+from triptych.transport.arena import HostArena
 from triptych.transport.arena_store import ArenaStore
 from triptych.transport.memory import MemoryNetwork, MemoryTransport
 from triptych.transport.transport_set import TransportSet
 
 
 class DataPlane(Protocol):
+    def arena(self, where: str, nbytes: int, *, instance_id: str, epoch: int, device: str, part: str = "") -> Arena:
+        """Memory that others can read: in the memory of ``device`` (``where`` is ``device``), or of the host (``host``).
+
+        ``part`` tells the arenas of one instance apart. Blocks while all memory is touched.
+        """
+        ...
+
     async def open(
         self,
         arena: Arena,
@@ -39,6 +47,11 @@ class MemoryDataPlane:
     def __init__(self, network: MemoryNetwork, holder: Callable[[str], HolderStub]) -> None:
         self._network = network
         self.holder = holder
+
+    def arena(self, where: str, nbytes: int, *, instance_id: str, epoch: int, device: str, part: str = "") -> Arena:
+        """Always in host memory."""
+        del where, device
+        return HostArena(nbytes, instance_id=instance_id, epoch=epoch, part=part)
 
     async def open(
         self,

@@ -49,6 +49,11 @@ class Objectives:
     ttft_s: float | None = None
     tpot_s: float | None = None
 
+    @classmethod
+    def of_ms(cls, ttft_ms: float | None, tpot_ms: float | None) -> Self:
+        """From milliseconds."""
+        return cls(*(None if value is None else value / 1000 for value in (ttft_ms, tpot_ms)))
+
     @property
     def any(self) -> bool:
         return self.ttft_s is not None or self.tpot_s is not None

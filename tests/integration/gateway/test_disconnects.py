@@ -9,8 +9,8 @@ import pytest
 from tests.integration.gateway.door import Door, make_gateway
 from tests.integration.gateway.streams import STOPS_WITHIN_S, body, stages, working
 from tests.simulation.cluster import SimCluster, World, running
-from triptych.testing.offload import InlineOffload
-from triptych.testing.virtual_time import run
+from triptych.virtual.offload import InlineOffload
+from triptych.virtual.virtual_time import run
 
 STREAMS = 1000
 LATEST_CUT_S = 0.07

@@ -20,7 +20,7 @@ from triptych.domain.chat import ChatRequest
 from triptych.domain.generation import ChatEvent, TokenChunk
 from triptych.runtime.clock import monotonic
 from triptych.runtime.offload import ThreadOffload
-from triptych.testing.offload import InlineOffload
+from triptych.virtual.offload import InlineOffload
 
 STREAMS = 2000
 STREAM_BYTES = 100 << 10

@@ -17,7 +17,7 @@ from tests.integration.gateway.test_fuzz import SniffingRouter
 from triptych.runtime.clock import monotonic
 from triptych.services.gateway.openapi import document
 from triptych.services.gateway.routes import create_app
-from triptych.testing.offload import InlineOffload
+from triptych.virtual.offload import InlineOffload
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 

@@ -70,8 +70,8 @@ async def test_a_holder_killed_during_a_pull_fails_it_in_time_without_leaks(back
                     pulls = [group.create_task(pull(reader, peer, put["ticket"], at)) for at in (4096, 48 << 20)]
                     await asyncio.sleep(delay_s)
                     await holder.kill()
-                for pull in pulls:
-                    pull.result().must_be_right_or_clear(put["digest"], within_s=MAX_PULL_S + LATE_S)
+                for ended in pulls:
+                    ended.result().must_be_right_or_clear(put["digest"], within_s=MAX_PULL_S + LATE_S)
                 await reader.call("disconnect", peer=peer)
                 await quarantine_over(reader)
                 await reader.call("fill", at=4096, nbytes=LARGE, value=CANARY)

@@ -35,7 +35,7 @@ from triptych.errors import (
     Unavailable,
 )
 from triptych.rpc.server import RpcServer
-from triptych.testing import virtual_time
+from triptych.virtual import virtual_time
 
 
 async def test_a_question_about_images_is_answered_over_grpc(tmp_path: Path) -> None:

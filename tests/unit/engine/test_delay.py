@@ -245,3 +245,15 @@ def test_a_waiting_request_gets_another_queue_position() -> None:
     assert {output.request_id for output in engine.step()} == {"1", "2", "3", "4"}
     engine.reorder("1", QueuePosition(0, 30.0, 0))
     assert {output.request_id for output in engine.step()} == {"1", "2", "3", "4"}
+
+
+def test_requests_wait_for_kv_memory_in_their_order() -> None:
+    """One that fits does not pass one that does not."""
+    engine = text_engine(Slept())
+    engine.kv_tokens = 41
+    for number, (name, prompt) in enumerate((("first", 20), ("large", 30), ("small", 5))):
+        engine.add(request(name, prompt=prompt, tokens=3, queue_position=number))
+    started = [sorted({output.request_id for output in engine.step()}) for _ in range(7)]
+    assert started == [["first"], ["first"], ["first"], ["large", "small"], ["large", "small"], ["large", "small"], []]
+    assert engine.kv_free_tokens == 41
+    assert not engine.can_step

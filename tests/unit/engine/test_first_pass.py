@@ -11,10 +11,10 @@ from triptych.domain.media import Modality
 from triptych.engine.first_pass import answer_first, encode_first
 from triptych.errors import EngineFailure, InstanceLost, InvalidMedia
 from triptych.families.model_files import BadModel
-from triptych.testing import virtual_time
 from triptych.testing.fakes import FakeEncoderEngine, FakePrepared, FakeTextEngine
 from triptych.testing.model import WORDS, FakeFamily
-from triptych.testing.offload import InlineOffload
+from triptych.virtual import virtual_time
+from triptych.virtual.offload import InlineOffload
 
 
 def test_a_text_engine_that_works_is_idle_afterwards() -> None:

@@ -20,7 +20,7 @@ from triptych.errors import InstanceLost, ModelNotFound, NotFound, Unavailable
 from triptych.machine.router_attempts import RESTART_S
 from triptych.rpc.routers import Routers
 from triptych.runtime.tasks import TaskScope
-from triptych.testing import virtual_time
+from triptych.virtual import virtual_time
 from triptych.wire.status import LOST
 
 OTHER = replace(MODEL, model_id="other")

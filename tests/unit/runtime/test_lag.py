@@ -5,7 +5,7 @@ import pytest
 
 from triptych.runtime.lag import LoopLag
 from triptych.runtime.metrics import Metrics
-from triptych.testing.virtual_time import run
+from triptych.virtual.virtual_time import run
 
 
 class JumpingClock:

@@ -2,7 +2,7 @@ import asyncio
 from contextlib import aclosing
 
 from triptych.runtime.watched_value import ReportIntervals, WatchedValue
-from triptych.testing.virtual_time import run
+from triptych.virtual.virtual_time import run
 
 
 def test_a_watcher_gets_the_value_at_once_then_changes_at_a_bounded_rate_and_heartbeats() -> None:

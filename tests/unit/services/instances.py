@@ -32,6 +32,7 @@ from triptych.services.text.encoder_part import EncoderPart
 from triptych.services.text.record import NO_RECORD, NO_SWITCH_RECORD, Record, SwitchRecord
 from triptych.services.text.service import LoadedText, TextService
 from triptych.services.text.settings import TextSettings
+from triptych.testing.damage import DamagingDataPlane
 from triptych.testing.fake_kv import Spliced, answer_tokens
 from triptych.testing.fakes import (
     FAKE_MODEL,
@@ -41,17 +42,17 @@ from triptych.testing.fakes import (
     FakeTextEngine,
 )
 from triptych.testing.fakes import fake_embedding as embedding_of
-from triptych.testing.links import DamagingDataPlane, Link, LinkedInstance
 from triptych.testing.model import fake_tokenizer
-from triptych.testing.offload import InlineOffload
-from triptych.testing.virtual_time import run
-from triptych.testing.world import virtual_world
 from triptych.tokens.grammar import Grammars
 from triptych.transport.arena import HEADER_NBYTES
 from triptych.transport.arena_store import ArenaStore
 from triptych.transport.memory import BeforePull, MemoryNetwork
 from triptych.transport.options import TransferOptions
 from triptych.transport.receiver import TensorReceiver
+from triptych.virtual.links import Link, LinkedInstance
+from triptych.virtual.offload import InlineOffload
+from triptych.virtual.virtual_time import run
+from triptych.virtual.world import virtual_world
 
 VOCABULARY = range(97, 123)
 SLOT_NBYTES = 64 * 17

@@ -10,8 +10,8 @@ from triptych.domain.store import Fence
 from triptych.errors import Deposed
 from triptych.store.leadership import Leadership, LeaseTimes
 from triptych.store.memory import MemoryStore
-from triptych.testing import virtual_time
 from triptych.testing.store import StoreLink
+from triptych.virtual import virtual_time
 
 TIMES = LeaseTimes(lease_ttl_s=10, lease_margin_s=2, lease_retry_s=2)
 

@@ -12,7 +12,6 @@ from triptych.domain.kv_segment import KvSegment
 from triptych.domain.media import MediaInfo, Modality
 from triptych.domain.sampling import SamplingParams
 from triptych.errors import ContextTooLong, EngineFailure, InvalidMedia, InvalidRequest
-from triptych.testing import virtual_time
 from triptych.testing.fake_kv import Spliced, answer_tokens
 from triptych.testing.fakes import (
     BROKEN_MEDIA,
@@ -21,7 +20,8 @@ from triptych.testing.fakes import (
     fake_embedding,
 )
 from triptych.testing.media import png
-from triptych.testing.offload import ConcurrentUse, InlineOffload
+from triptych.virtual import virtual_time
+from triptych.virtual.offload import ConcurrentUse, InlineOffload
 
 VOCABULARY = range(10, 1000)
 PROMPT = tuple(range(20))

@@ -12,9 +12,10 @@ from triptych.domain.media import MediaInfo, Modality
 from triptych.domain.stage import Stage
 from triptych.errors import DeadlineExceeded, InstanceLost, Unavailable
 from triptych.ports import Peer
-from triptych.testing import virtual_time
-from triptych.testing.links import DamagingTransport, Fault, Link, LinkedInstance
+from triptych.testing.damage import DamagingTransport
 from triptych.transport.arena import HostArena
+from triptych.virtual import virtual_time
+from triptych.virtual.links import Fault, Link, LinkedInstance
 
 T = TypeVar("T")
 TICKET = Ticket(b"", "e", 1, 0, 48, 1, 0, (), 4, bytes(16), 10)

@@ -2,8 +2,8 @@ import asyncio
 
 import pytest
 
-from triptych.testing import virtual_time
-from triptych.testing.offload import ConcurrentUse, InlineOffload, OneAtATime, spend
+from triptych.virtual import virtual_time
+from triptych.virtual.offload import ConcurrentUse, InlineOffload, OneAtATime, spend
 
 
 def work(cost_s: float) -> float:

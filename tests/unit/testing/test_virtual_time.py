@@ -5,8 +5,8 @@ from time import perf_counter
 
 import pytest
 
-from triptych.testing import virtual_time
-from triptych.testing.virtual_time import Deadlock, Livelock, OutOfTime, UnhandledInLoop, VirtualTimeLoop
+from triptych.virtual import virtual_time
+from triptych.virtual.virtual_time import Deadlock, Livelock, OutOfTime, UnhandledInLoop, VirtualTimeLoop
 
 
 def now_s() -> float:

@@ -12,8 +12,8 @@ from triptych.domain.instance import InstanceInfo, TransportOffer
 from triptych.domain.stage import Role
 from triptych.errors import DeadlineExceeded, InternalError, LeaseLost, Overloaded, TransferFailed, Unavailable
 from triptych.testing.fakes import FAKE_MODEL
-from triptych.testing.virtual_time import run
 from triptych.transport.peer_pool import PeerPool
+from triptych.virtual.virtual_time import run
 
 
 class Link:

@@ -8,10 +8,10 @@ from tests.unit.services.instances import address_of, encode_and_keep_only_ticke
 from triptych.domain.embedding import LeaseId
 from triptych.ports import Encoder, Peer
 from triptych.runtime.tasks import TaskScope
-from triptych.testing.links import Link, LinkedInstance
 from triptych.transport import releases
 from triptych.transport.peer_pool import PeerPool
 from triptych.transport.releases import Releases
+from triptych.virtual.links import Link, LinkedInstance
 
 
 class ReleaseRecorder(LinkedInstance):

@@ -17,105 +17,21 @@ from triptych.cli.bench import load, show
 from triptych.cli.bench.load import Endpoint
 from triptych.cli.bench.payload import Style
 from triptych.cli.outcome import CliError
-from triptych.workload import traces
 from triptych.workload.report import Objectives, Record, Run, goodput, summarize
-from triptych.workload.requests import (
-    MAX_CLIPS,
-    MAX_IMAGES,
-    Clip,
-    Distribution,
-    Mix,
-    Plan,
-    Size,
-    WorkloadError,
-    synthetic,
-)
+from triptych.workload.requests import Plan
+from triptych.workload.workload import Workload
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Options of a benchmark. A ``trace`` overrides ``mix``; a rate of None keeps the trace's own rate."""
+    """Options of a benchmark."""
 
     endpoint: Endpoint
     model: str | None
-    mix: Mix
-    trace: Path | None
-    size: Size | None
-    rates: tuple[float | None, ...]
-    start_s: float
-    duration_s: float
-    burstiness: float
+    workload: Workload
     ignore_eos: bool
     objectives: Objectives
     attainment: float
-    seed: int
-
-    @classmethod
-    def from_options(
-        cls,
-        *,
-        endpoint: Endpoint,
-        model: str | None,
-        mix: tuple[str, str, str],
-        image_size: str | None,
-        clips: tuple[str, str, float],
-        sounds: tuple[str, float],
-        trace: Path | None,
-        rates: tuple[float | None, str | None],
-        start_s: float,
-        duration_s: float,
-        burstiness: float,
-        ignore_eos: bool,
-        slo_ms: tuple[float | None, float | None],
-        attainment: float,
-        seed: int,
-    ) -> Self:
-        """Make a load from the command line; ``mix`` is images, text tokens, output tokens; ``clips`` videos, their size and
-        seconds; ``sounds`` sounds and their seconds. Raises WorkloadError.
-        """
-        rate, sweep = rates
-        if rate is not None and sweep is not None:
-            raise WorkloadError("--rate and --sweep exclude each other")
-        if rate is None and sweep is None and trace is None:
-            raise WorkloadError("a request rate is missing: --rate 2, or --sweep 1,2,4,8")
-        images, text_tokens, output_tokens = mix
-        size = None if image_size is None else Size.parse(image_size)
-        made_of = Mix(
-            Distribution.parse(images, most=MAX_IMAGES),
-            Distribution.parse(text_tokens),
-            Distribution.parse(output_tokens, least=1),
-            size or traces.DEFAULT_SIZE,
-            videos=_counts(clips[0]),
-            clip=Clip(Size.parse(clips[1]), clips[2]),
-            sounds=_counts(sounds[0]),
-            sound_s=sounds[1],
-        )
-        ttft_ms, tpot_ms = slo_ms
-        return cls(
-            endpoint=endpoint,
-            model=model,
-            mix=made_of,
-            trace=trace,
-            size=size,
-            rates=(rate,) if sweep is None else _rates(sweep),
-            start_s=start_s,
-            duration_s=duration_s,
-            burstiness=burstiness,
-            ignore_eos=ignore_eos,
-            objectives=Objectives(_seconds(ttft_ms), _seconds(tpot_ms)),
-            attainment=attainment,
-            seed=seed,
-        )
-
-    def plan(self, rate: float | None) -> Plan:
-        """Raises WorkloadError."""
-        rng = random.Random(f"{self.seed} {rate}")  # noqa: S311 - not for cryptography
-        if self.trace is not None:
-            span = traces.Span(self.start_s, self.duration_s, rate)
-            return traces.load(self.trace, span, self.size, rng)
-        if rate is None:
-            raise WorkloadError("only a trace has a rate of its own")
-        return synthetic(self.mix, rate=rate, duration_s=self.duration_s, burstiness=self.burstiness, rng=rng)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +82,7 @@ async def bench_and_write(job: Bench, outputs: Outputs, console: Console) -> boo
 
 async def bench(job: Bench, console: Console, runs: list[Run]) -> None:
     """Run every rate, appending to ``runs``. Raises WorkloadError, EndpointError, RestError."""
-    plans = [(rate, job.plan(rate)) for rate in job.rates]
+    plans = [(rate, job.workload.plan(rate)) for rate in job.workload.rates]
     model = await load.model_to_ask(job.endpoint, job.model)
     try:
         for rate, plan in plans:
@@ -179,7 +95,7 @@ async def bench(job: Bench, console: Console, runs: list[Run]) -> None:
 
 
 async def _run(job: Bench, rate: float | None, plan: Plan, style: Style, console: Console, runs: list[Run]) -> None:
-    rng = random.Random(f"{job.seed} bodies")  # noqa: S311
+    rng = random.Random(f"{job.workload.seed} bodies")  # noqa: S311
     records: list[Record] = []
     try:
         with _progress(console, len(plan.requests)) as advance:
@@ -226,26 +142,6 @@ def _make_room(path: Path) -> None:
         raise CliError(f"cannot write {path}: Permission denied", caller=True)
 
 
-def _rates(text: str) -> tuple[float, ...]:
-    try:
-        rates = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        rates = ()
-    if not rates or not all(0 < rate < float("inf") for rate in rates):
-        raise WorkloadError(f"--sweep {text}: write positive rates with commas, for example 1,2,4,8")
-    return rates
-
-
-def _counts(text: str) -> Distribution | None:
-    """None for none."""
-    counts = Distribution.parse(text, most=MAX_CLIPS)
-    return counts if any(counts.values) else None
-
-
-def _seconds(milliseconds: float | None) -> float | None:
-    return None if milliseconds is None else milliseconds / 1000
-
-
 class _progress:  # noqa: N801 - used as a statement
     """A progress bar on a terminal, nothing elsewhere."""
 
@@ -273,11 +169,11 @@ def write_json(path: Path, job: Bench, runs: Sequence[Run]) -> None:
     """Write options, reports, and one entry per request, but no API keys. Raises OSError."""
     document = {
         "workload": {
-            "trace": job.trace.name if job.trace else None,
-            "start_s": job.start_s,
-            "duration_s": job.duration_s,
-            "burstiness": job.burstiness,
-            "seed": job.seed,
+            "trace": job.workload.trace.name if job.workload.trace else None,
+            "start_s": job.workload.start_s,
+            "duration_s": job.workload.duration_s,
+            "burstiness": job.workload.burstiness,
+            "seed": job.workload.seed,
             "ignore_eos": job.ignore_eos,
         },
         "objectives": {"ttft_s": job.objectives.ttft_s, "tpot_s": job.objectives.tpot_s, "attainment": job.attainment},

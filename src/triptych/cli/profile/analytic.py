@@ -75,7 +75,7 @@ def compute(job: AnalyticJob, console: Console) -> None:
 def _compute(job: AnalyticJob, console: Console) -> None:
     catalogue = load_catalogue(job.catalogue)
     device = at_hand(catalogue.device(job.device), job.threads)
-    model = _Model.named(job.model)
+    model = AnalyticModel.named(job.model)
     dtype = DTYPES[job.dtype or ("float32" if device.kind == "cpu" else model.dtype_name)]
     at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     if model.is_config_alone:
@@ -110,13 +110,13 @@ def _compute(job: AnalyticJob, console: Console) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Model:
+class AnalyticModel:
     files: ModelFiles
     architecture: Architecture
     is_config_alone: bool
 
     @classmethod
-    def named(cls, model: str) -> "_Model":
+    def named(cls, model: str) -> "AnalyticModel":
         """A ``config.json``, a directory with or without weights, or a repository. Raises BadModel, CannotStart."""
         path = Path(model)
         if path.is_file():
@@ -182,11 +182,11 @@ class _Calibrated:
     calibration: Calibration
 
     @classmethod
-    def by(cls, job: AnalyticJob, part: ModelPart, device: Device, model: _Model) -> "_Calibrated":
+    def by(cls, job: AnalyticJob, part: ModelPart, device: Device, model: AnalyticModel) -> "_Calibrated":
         """Raises BadModel, BadProfile, CannotCalibrate, CannotStart."""
         assert job.calibrate is not None  # noqa: S101  # checked by the caller
         measured = the_profile(job.calibrate, part)
-        of = model if job.calibrate_model is None else _Model.named(job.calibrate_model)
+        of = model if job.calibrate_model is None else AnalyticModel.named(job.calibrate_model)
         identity = measured.identity
         if identity.digest != of.digest(part):
             raise CannotCalibrate(

@@ -22,8 +22,8 @@ from triptych.errors import ArenaFull
 from triptych.services.encoder.embedding_files import EmbeddingFiles, StoredEmbedding
 from triptych.services.encoder.file_tier import PAUSE_S, READ_PATIENCE_S
 from triptych.testing.fakes import FAKE_MODEL, FakeEncoderEngine, fake_embedding
-from triptych.testing.offload import spend
 from triptych.transport.slot import tensors, verify
+from triptych.virtual.offload import spend
 
 MIB = 1 << 20
 

@@ -18,7 +18,7 @@ from triptych.errors import ArenaFull, Overloaded, TriptychError
 from triptych.services.gateway import shedding
 from triptych.services.gateway.keys import new_key
 from triptych.services.gateway.shedding import Shedding
-from triptych.testing import virtual_time
+from triptych.virtual import virtual_time
 from triptych.workload.report import percentile
 
 ASK = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}

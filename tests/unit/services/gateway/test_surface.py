@@ -34,7 +34,7 @@ from triptych.services.gateway.app import serve
 from triptych.services.gateway.keys import new_key
 from triptych.services.gateway.routes import make_routes
 from triptych.services.gateway.settings import GatewaySettings, RestTls
-from triptych.testing.offload import InlineOffload
+from triptych.virtual.offload import InlineOffload
 
 COMPLETIONS = "/v1/completions"
 END = ChatFinished(Usage(prompt_tokens=4, completion_tokens=3))

@@ -53,10 +53,10 @@ from triptych.services.pool_manager.limits import ControlLimits
 from triptych.services.pool_manager.service import PoolManagerService
 from triptych.services.pool_manager.settings import PoolManagerSettings
 from triptych.store.memory import MemoryStore
-from triptych.testing import virtual_time
-from triptych.testing.links import Link, LinkedPoolManager
 from triptych.testing.store import StoreLink
-from triptych.testing.world import virtual_world
+from triptych.virtual import virtual_time
+from triptych.virtual.links import Link, LinkedPoolManager
+from triptych.virtual.world import virtual_world
 
 SETTINGS = PoolManagerSettings(scaler="127.0.0.1:1", autoscale=True)
 

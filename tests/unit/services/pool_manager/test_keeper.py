@@ -23,8 +23,8 @@ from triptych.errors import Deposed, InvalidRequest, StoreUnavailable
 from triptych.services.pool_manager.keeper import Keeper, Left, later
 from triptych.store.limits import StoreLimits
 from triptych.store.memory import MemoryStore
-from triptych.testing import virtual_time
 from triptych.testing.store import StoreLink
+from triptych.virtual import virtual_time
 
 POOL = SavedPool(3, Override(3, 60.0), "gave up", (10.0, 20.0), ((7, 1.5),))
 

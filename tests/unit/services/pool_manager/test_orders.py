@@ -11,7 +11,7 @@ from triptych.errors import Deposed, NotFound, Unavailable
 from triptych.machine.pool_manager.pool_events import OrderFailed, OrderTaken, RemoveInstance, ScaleTo
 from triptych.runtime.tasks import TaskScope
 from triptych.services.pool_manager.orders import Orders
-from triptych.testing import virtual_time
+from triptych.virtual import virtual_time
 
 POOL = PoolName("m", Role.E)
 

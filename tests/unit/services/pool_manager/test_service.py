@@ -27,9 +27,9 @@ from triptych.services.pool_manager.build import build
 from triptych.services.pool_manager.record import ManagerRecord
 from triptych.services.pool_manager.service import PoolManagerService
 from triptych.services.pool_manager.settings import PoolManagerSettings
-from triptych.testing import virtual_time
-from triptych.testing.links import Link, LinkedPoolManager
-from triptych.testing.world import virtual_world
+from triptych.virtual import virtual_time
+from triptych.virtual.links import Link, LinkedPoolManager
+from triptych.virtual.world import virtual_world
 
 SETTINGS = PoolManagerSettings(members=MemberLimits(max_members=8), max_watchers=2, max_unregistered=4)
 

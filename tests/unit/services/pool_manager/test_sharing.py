@@ -14,8 +14,8 @@ from triptych.runtime.tasks import TaskScope
 from triptych.services.pool_manager.sharing import SharedProfiles
 from triptych.store.limits import StoreLimits
 from triptych.store.memory import MemoryStore
-from triptych.testing import virtual_time
 from triptych.testing.store import StoreLink
+from triptych.virtual import virtual_time
 
 
 def now_s() -> float:

@@ -30,17 +30,19 @@ from triptych.domain.profile import Profile
 from triptych.domain.sampling import SamplingParams
 from triptych.domain.stage import Role, Stage
 from triptych.errors import ArenaFull, InstanceLost, LeaseLost, TransferFailed
+from triptych.media.sniff import MediaLimits
 from triptych.runtime.profiles import KnownProfiles
 from triptych.runtime.watched_value import ReportIntervals, WatchedValue
 from triptych.services.router.build import build
 from triptych.services.router.membership import FixedMembership
+from triptych.services.router.prepare import ModelPrepare
 from triptych.services.router.service import RouterService
 from triptych.services.router.settings import RouterSettings
 from triptych.testing.fakes import FAKE_MODEL, fake_tensors
 from triptych.testing.media import png
 from triptych.testing.model import fake_prompt_builder, fake_tokenizer
-from triptych.testing.world import virtual_world
 from triptych.tokens.grammar import Grammars
+from triptych.virtual.world import virtual_world
 
 
 class KillableInstance:
@@ -359,8 +361,7 @@ async def bench(
             world,
             membership=FixedMembership(instances),
             connect=instances.__getitem__,
-            prompts=fake_prompt_builder(),
-            grammars=Grammars(fake_tokenizer()),
+            prepare=ModelPrepare(fake_prompt_builder(), MediaLimits(), Grammars(fake_tokenizer())),
             profiles=KnownProfiles(profiles),
         )
         await asyncio.sleep(0.1)

@@ -15,7 +15,7 @@ from triptych.policy.admission import ServerBounds
 from triptych.runtime.metrics import Metrics
 from triptych.services.router import gauges
 from triptych.services.router.settings import RouterSettings
-from triptych.testing.virtual_time import run
+from triptych.virtual.virtual_time import run
 
 SETTINGS = RouterSettings(slo=("ttft=60s", "tbt=10s", "text:ttft=0.00001s"))
 

@@ -16,7 +16,7 @@ from triptych.domain.kv_segment import KnownSegment
 from triptych.errors import LeaseLost, Unavailable
 from triptych.machine.router.shared_events import LeasesReturned, LeasesTaken
 from triptych.services.router.leases import CallLeases
-from triptych.testing import virtual_time
+from triptych.virtual import virtual_time
 
 SEGMENTS = tuple(KnownSegment(name, f"i-{name}", b"key %d" % at, 64 * at, 64) for at, name in enumerate("aabb"))
 

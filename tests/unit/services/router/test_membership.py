@@ -16,8 +16,8 @@ from triptych.services.router import membership as module
 from triptych.services.router.app import app
 from triptych.services.router.membership import FileMembership, FixedMembership, read_members
 from triptych.services.router.settings import RouterSettings
-from triptych.testing import virtual_time
-from triptych.testing.offload import InlineOffload
+from triptych.virtual import virtual_time
+from triptych.virtual.offload import InlineOffload
 
 GOOD = """
 [[instances]]

@@ -26,6 +26,7 @@ from triptych.domain.timeline import Outcome
 from triptych.errors import ContextTooLong, InstanceLost, InvalidRequest, Overloaded, TriptychError
 from triptych.families.model_files import ModelFiles
 from triptych.machine.router_attempts import MOST_BREAKS, RETURN_S
+from triptych.media.sniff import MediaLimits
 from triptych.rpc.routers import Routers
 from triptych.runtime.tasks import TaskScope
 from triptych.services.gateway.app import remote_media
@@ -35,18 +36,19 @@ from triptych.services.gateway.service import Gateway
 from triptych.services.gateway.settings import GatewaySettings
 from triptych.services.router.build import build
 from triptych.services.router.membership import FixedMembership
+from triptych.services.router.prepare import ModelPrepare
 from triptych.services.router.service import RouterService
 from triptych.services.router.settings import RouterSettings
 from triptych.services.text.answer import Answer
 from triptych.services.text.sequences import Tokens
 from triptych.testing.fakes import FAKE_MODEL
 from triptych.testing.model import fake_prompt_builder
-from triptych.testing.offload import InlineOffload
-from triptych.testing.world import virtual_world
 from triptych.tokens.detokenize import IncrementalDetokenizer
 from triptych.tokens.grammar import Grammars
 from triptych.tokens.prompt import PromptBuilder
 from triptych.tokens.template import ChatTemplate
+from triptych.virtual.offload import InlineOffload
+from triptych.virtual.world import virtual_world
 
 TEMPLATE = (
     "{%- if tools -%}{{ tools | tojson }} <tool_call>{...}</tool_call>{%- endif -%}"
@@ -179,8 +181,7 @@ async def site(
                 virtual_world(f"router-{number}", scope=scope, clock=now_s),
                 membership=FixedMembership(instances),
                 connect=instances.__getitem__,
-                prompts=builder,
-                grammars=Grammars(builder.tokenizer),
+                prepare=ModelPrepare(builder, MediaLimits(), Grammars(builder.tokenizer)),
             )
             made.clients.append(Breaking(service, made))
         await asyncio.sleep(0.1)

@@ -45,7 +45,7 @@ from triptych.machine.router.cluster_limits import ClusterLimits
 from triptych.machine.router.expected_output import AnswerClass
 from triptych.policy.admission import RequestBounds, ServerBounds
 from triptych.services.router.settings import RouterSettings
-from triptych.testing.virtual_time import run
+from triptych.virtual.virtual_time import run
 
 JSON = ResponseFormat(Grammar.JSON_OBJECT)
 """Which no tokenizer without bytes can be held to."""

@@ -15,9 +15,9 @@ from triptych.services.text.kv_store import KvStore
 from triptych.services.text.record import TextRecord
 from triptych.testing.fake_kv import fake_kv_kind
 from triptych.testing.fakes import FAKE_MODEL
-from triptych.testing.offload import InlineOffload
 from triptych.transport.arena import HEADER_NBYTES, HostArena
 from triptych.transport.arena_store import ArenaStore
+from triptych.virtual.offload import InlineOffload
 
 KIND = fake_kv_kind(FAKE_MODEL)
 SLOT_NBYTES = 16 * KIND.position_nbytes + 64

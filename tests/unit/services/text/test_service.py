@@ -47,10 +47,10 @@ from triptych.services.text.engine_loop import EngineLoop
 from triptych.services.text.sequences import Sequences
 from triptych.services.text.service import TextService
 from triptych.testing.fakes import FakeTextEngine
-from triptych.testing.links import Link, LinkedInstance
-from triptych.testing.offload import InlineOffload, spend
 from triptych.transport.memory import MemoryNetwork
 from triptych.transport.options import TransferOptions
+from triptych.virtual.links import Link, LinkedInstance
+from triptych.virtual.offload import InlineOffload, spend
 
 
 def test_an_answer_depends_on_every_embedding_and_its_position() -> None:

@@ -25,8 +25,8 @@ from triptych.services.text.app import InstanceApp, app
 from triptych.services.text.settings import TextSettings
 from triptych.services.text.weight_offloading import PART_OF, Unloadable, WeightOffloading, parts_of
 from triptych.testing.media import png
-from triptych.testing.offload import InlineOffload
 from triptych.transport.options import TransferOptions
+from triptych.virtual.offload import InlineOffload
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 

@@ -36,6 +36,12 @@ def spend(cost_s: float) -> None:
         bill.cost_s += cost_s
 
 
+def billed_s() -> float:
+    """What the running work has cost so far; 0 outside of work."""
+    bill = _bill.get()
+    return 0.0 if bill is None else bill.cost_s
+
+
 class ConcurrentUse(AssertionError):
     """A call overlapped an earlier one to an object that is not thread-safe."""
 

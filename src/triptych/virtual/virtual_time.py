@@ -128,7 +128,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         return _Future(self._count, loop=self)
 
     def run_in_executor(self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts) -> NoReturn:
-        raise NotImplementedError("threads do not follow virtual time: inject testing.offload.InlineOffload")
+        raise NotImplementedError("threads do not follow virtual time: inject virtual.offload.InlineOffload")
 
     def _numbered_task(
         self,

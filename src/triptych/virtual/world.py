@@ -7,7 +7,7 @@ from random import Random
 from triptych.ports import Clock, Rng
 from triptych.runtime.tasks import TaskScope
 from triptych.runtime.world import World
-from triptych.testing.offload import InlineOffload
+from triptych.virtual.offload import InlineOffload
 
 
 def virtual_world(

@@ -1,0 +1,1 @@
+"""``triptych simulate``: a deployment from options (``deployment``), its runs and outputs (``command``)."""

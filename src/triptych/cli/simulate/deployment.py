@@ -1,0 +1,326 @@
+"""A deployment to simulate, from the options that ``triptych up`` has, and the devices that it does not need."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from triptych.cli.cluster_settings import ClusterSettings
+from triptych.cli.model import Model
+from triptych.cli.outcome import CliError
+from triptych.cli.placement import DEFAULT_ROLES, placed
+from triptych.cli.presets import PRESETS, Preset, PresetName
+from triptych.cli.profile.analytic import AnalyticModel
+from triptych.cli.service_options import Flags, loaded
+from triptych.domain.device import BadCatalogue, Catalogue, Device, Host
+from triptych.domain.embedding import DType
+from triptych.domain.instance import ModelInfo
+from triptych.domain.media import MediaInfo, Modality
+from triptych.domain.profile import BadProfile, Origin, Profile
+from triptych.domain.stage import ModelPart, Role, Stage
+from triptych.engine.checkpoint import DTYPES
+from triptych.families.base import count_tokens
+from triptych.families.model_files import BadModel
+from triptych.policy.batching import MEASURED_SHARE, largest_within
+from triptych.policy.costs import Costs
+from triptych.policy.iteration import ImageBudget
+from triptych.policy.roofline import (
+    DoesNotFit,
+    Origins,
+    Target,
+    decoder_memory,
+    decoder_profile,
+    encoder_memory,
+    encoder_profile,
+)
+from triptych.runtime.catalogue import at_hand, load_catalogue
+from triptych.runtime.process import CannotStart
+from triptych.runtime.profiles import read_profiles, write_profile
+from triptych.services.encoder.settings import EncoderSettings
+from triptych.services.pool_manager.settings import PoolManagerSettings
+from triptych.services.router.settings import RouterSettings
+from triptych.services.text.settings import TextSettings
+from triptych.sim.network import LinkSpeed
+from triptych.sim.scenario import Deployment, Fault, InstanceKind
+
+_GIB = 1 << 30
+_ARENA_BYTES = 4 * _GIB
+"""Of each arena, unless it is set: the defaults of services are for small machines."""
+_IMAGE_PX = 448
+_CONTEXT = 512
+"""Tokens of each answer beside which a budget is computed."""
+_LINK_S = 0.0003
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What the options say of devices. ``device`` and ``degree`` are of all roles, or ``ROLE=VALUE,...``."""
+
+    device: str
+    degree: str
+    dtype: str | None
+    catalogue: Path | None
+    profiles: Path | None
+    prepare_cores: int
+    control_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """A deployment, and what is to be said of it."""
+
+    deployment: Deployment
+    prices: Mapping[str, float]
+    """Per hour of a device, in dollars."""
+    notes: Sequence[str]
+
+
+def deployment_of(
+    *,
+    model: str,
+    roles: str | None,
+    preset: PresetName | None,
+    autoscale: bool,
+    switch_roles: bool | None,
+    hardware: Hardware,
+    given: Flags,
+    faults: Sequence[str],
+) -> Simulated:
+    """Raises CliError, before anything runs."""
+    try:
+        return _Making(model, hardware).made(
+            roles, preset, autoscale=autoscale, switch_roles=switch_roles, given=given, faults=faults
+        )
+    except (BadCatalogue, BadModel, BadProfile, CannotStart, DoesNotFit) as error:
+        raise CliError(str(error), caller=True) from None
+
+
+class _Making:
+    def __init__(self, model: str, hardware: Hardware) -> None:
+        self._hardware = hardware
+        self._catalogue: Catalogue = load_catalogue(hardware.catalogue)
+        named = Model.named(model) if model == "demo" else None
+        self._path = Path(model) if named is None else named.path
+        self._model = AnalyticModel.named(str(self._path))
+        self._model_id = self._path.resolve().parent.name if self._path.is_file() else self._path.name
+        self._measured = () if hardware.profiles is None else _read(hardware.profiles)
+        self._dtype = self._usual_dtype() if hardware.dtype is None else DTYPES[hardware.dtype]
+
+    def _usual_dtype(self) -> DType:
+        """That of measured profiles, else the model's on GPUs."""
+        if self._measured:
+            return self._measured[0].identity.dtype
+        first = self._device(next(iter(_by_role(self._hardware.device, tuple(Role), "--device").values())))
+        return DTYPES["float32" if first.kind == "cpu" else self._model.dtype_name]
+
+    def made(
+        self,
+        roles: str | None,
+        preset_name: PresetName | None,
+        *,
+        autoscale: bool,
+        switch_roles: bool | None,
+        given: Flags,
+        faults: Sequence[str],
+    ) -> Simulated:
+        preset: Preset | None = None if preset_name is None else PRESETS[preset_name]
+        sizes = placed(roles or (DEFAULT_ROLES if preset is None else preset.roles))
+        if preset is not None and preset_name is not None and roles is not None:
+            preset.placed_as(roles, preset_name)
+        switches = (preset is not None and preset.switching) if switch_roles is None else switch_roles
+        devices = {role: self._device(name) for role, name in self._of_roles(self._hardware.device, sizes).items()}
+        degrees = {role: _degree(text) for role, text in self._of_roles(self._hardware.degree, sizes).items()}
+        targets = {role: Target(devices[role], self._dtype, degrees[role]) for role in sizes}
+        kinds = {role: self._kind(role, targets[role], switches=switches) for role in sizes}
+        cluster = ClusterSettings(
+            (Model(self._path, self._model_id),),
+            sizes,
+            given,
+            preset,
+            autoscale=autoscale,
+            switch_roles=switches,
+        )
+        with TemporaryDirectory() as directory:
+            profiles = Path(directory)
+            for profile in (profile for kind in kinds.values() for profile in kind.profiles.values()):
+                write_profile(profiles / profile.file_name, profile)
+            flags = cluster.flags(lambda: profiles)
+        flags = {service: _without_profiles(flags[service]) for service in flags}
+        path = f"--model={self._path}"
+        texts: dict[Role, TextSettings] = {}
+        budgets: dict[Role, ImageBudget] = {}
+        for role in sizes:
+            if role is Role.E and not switches:
+                continue
+            switchable = (f"--switchable={Role.EPD.value}",) if switches else ()
+            below = self._sizes_of_memory(role, targets[role], kinds[role], switches=switches)
+            text: TextSettings = loaded("text", (path, f"--role={role.value}", *switchable, *flags["text"]), below)
+            texts[role], budget = self._within_objective(text, kinds[role])
+            if budget is not None:
+                budgets[role] = budget
+        encoder: EncoderSettings = loaded("encoder", (path, *flags["encoder"]), {"arena_bytes": _ARENA_BYTES})
+        router: RouterSettings = loaded("router", flags["router"])
+        acting: tuple[str, ...] = (
+            ("--autoscale", "--scaler=127.0.0.1:1") if autoscale else ()
+        )  # the cluster has a scaler of its own
+        acting += ("--switch-roles",) if switches else ()
+        manager: PoolManagerSettings = loaded("pool_manager", ("--allow-network", *acting, *flags["pool_manager"]))
+        deployment = Deployment(
+            model=ModelInfo(
+                self._model_id,
+                self._model.digest(ModelPart.DECODER),
+                self._dtype,
+                self._model.architecture.family.hidden_size,
+                self._model.architecture.family.context_length,
+            ),
+            family=self._model.architecture.family,
+            sizes=sizes,
+            kinds=kinds,
+            router=router,
+            encoder=encoder,
+            texts=texts,
+            manager=manager,
+            image_budgets=budgets,
+            scales=autoscale,
+            control_s=self._hardware.control_s,
+            faults=[_fault(text, sizes) for text in faults],
+        )
+        prices = {device.name: device.price.usd_per_hour for device in devices.values() if device.price is not None}
+        return Simulated(deployment, prices, tuple(self._notes(kinds, devices)))
+
+    def _device(self, name: str) -> Device:
+        return at_hand(self._catalogue.device(name), self._hardware.prepare_cores)
+
+    def _of_roles(self, text: str, sizes: Mapping[Role, int]) -> Mapping[Role, str]:
+        return _by_role(text, tuple(sizes), "--device" if text == self._hardware.device else "--tensor-parallel")
+
+    def _kind(self, role: Role, target: Target, *, switches: bool) -> InstanceKind:
+        stages = Role.EPD if switches else role
+        parts = [ModelPart.ENCODER] * stages.serves(Stage.ENCODE)
+        if stages.serves(Stage.PREFILL) or stages.serves(Stage.DECODE):
+            parts.append(ModelPart.DECODER)
+        return InstanceKind(
+            device=target.device.name,
+            devices=target.degree,
+            profiles={part: self._profile(part, target) for part in parts},
+            prepare_cores=self._hardware.prepare_cores,
+            link=LinkSpeed(target.degree * target.device.network_nbytes_per_s, _LINK_S),
+        )
+
+    def _profile(self, part: ModelPart, target: Target) -> Profile:
+        """The measured one of this part, dtype and degree, else a computed one. Raises DoesNotFit."""
+        for profile in self._measured:
+            identity = profile.identity
+            if (identity.part, identity.dtype, identity.tensor_parallel) == (part, target.dtype, target.degree):
+                return profile
+        self._model.memory(part, target)
+        host: Host = self._catalogue.host
+        origins = Origins(self._model.digest(part), "", f"triptych simulate --device {target.device.name}")
+        if part is ModelPart.ENCODER:
+            return encoder_profile(self._model.encoder(target.dtype), target, host, origins)
+        return decoder_profile(self._model.architecture.decoder, target, host, origins)
+
+    def _sizes_of_memory(self, role: Role, target: Target, kind: InstanceKind, *, switches: bool) -> Mapping[str, Any]:
+        """Defaults in place of those for small machines: what the device has left for keys and values, and large arenas."""
+        free = decoder_memory(self._model.architecture.decoder, target).free_nbytes * target.degree
+        if ModelPart.ENCODER in kind.profiles:
+            encoder = self._model.encoder(target.dtype)
+            encoder_memory(encoder, target)
+            free -= encoder.parameters * target.dtype.itemsize
+        if free <= 0:
+            raise DoesNotFit(f"{role.value} on {target.device.name}: nothing is left for keys and values")
+        del switches
+        return {"kv_cache_bytes": free, "kv_arena_bytes": _ARENA_BYTES, "image_cache_bytes": _ARENA_BYTES}
+
+    def _within_objective(self, settings: TextSettings, kind: InstanceKind) -> tuple[TextSettings, ImageBudget | None]:
+        """The settings with the step budget that an engine would measure for ``tpot_slo_s``, and that of images beside decodes."""
+        options = settings.engine_options
+        if options.tpot_slo_s is None:
+            return settings, None
+        left_s, decoder = MEASURED_SHARE * options.tpot_slo_s, Costs(kind.profiles[ModelPart.DECODER])
+        batch = options.max_sequences
+
+        def step_s(tokens: int) -> float:
+            return decoder.step_s(batch, _CONTEXT, [(tokens, 0)]).value
+
+        budget = largest_within(left_s, options.most_step_tokens - batch, step_s) + batch
+        engine = replace(settings.engine, token_budget=budget)
+        budgeted = settings.model_copy(update={"engine": engine})
+        if ModelPart.ENCODER not in kind.profiles:
+            return budgeted, None
+        encoder, decode_s = Costs(kind.profiles[ModelPart.ENCODER]), decoder.decode_s(batch, _CONTEXT).value
+        tokens = self._image_tokens()
+        items = largest_within(left_s, 32, lambda items: decode_s + encoder.encode_s(tokens, items).value)
+        return budgeted, ImageBudget(items * tokens, _ARENA_BYTES)
+
+    def _image_tokens(self) -> int:
+        info = MediaInfo(Modality.IMAGE, "png", _IMAGE_PX, _IMAGE_PX, 0, bytes(32))
+        return count_tokens(self._model.architecture.family, info)
+
+    def _notes(self, kinds: Mapping[Role, InstanceKind], devices: Mapping[Role, Device]) -> Sequence[str]:
+        notes = []
+        if self._model.is_config_alone:
+            notes.append("there is only config.json: media are taken to be processed as the encoder needs it")
+        for role, kind in kinds.items():
+            for part, profile in kind.profiles.items():
+                measured = profile.measured.origin is Origin.MEASURED
+                source = (
+                    f"measured on {profile.identity.hardware}" if measured else f"computed for {devices[role].title}"
+                )
+                notes.append(f"costs of the {part.value} in {role.value}: {source}")
+        return list(dict.fromkeys(notes))
+
+
+def _read(path: Path) -> tuple[Profile, ...]:
+    """Raises BadProfile."""
+    profiles, faults = read_profiles(path)
+    if faults or not profiles:
+        raise BadProfile(faults[0] if faults else f"{path}: there is no profile (*.json) in it")
+    return tuple(profiles)
+
+
+def _by_role(text: str, roles: Sequence[Role], option: str) -> Mapping[Role, str]:
+    """``VALUE`` for all roles, or ``ROLE=VALUE,...`` with one for each. Raises CliError."""
+    if "=" not in text:
+        return dict.fromkeys(roles, text)
+    values: dict[Role, str] = {}
+    for entry in text.split(","):
+        letters, _, value = entry.strip().partition("=")
+        role = next((role for role in Role if role.value == letters), None)
+        if role is None or not value:
+            raise CliError(f"{option} {text}: {entry.strip()!r} is not ROLE=VALUE", caller=True)
+        values[role] = value
+    if lacking := [role.value for role in roles if role not in values and len(roles) < len(Role)]:
+        raise CliError(f"{option} {text}: nothing is said of {' and '.join(lacking)}", caller=True)
+    return values
+
+
+def _degree(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 64):
+        raise CliError(f"--tensor-parallel {text}: a degree is a number from 1 to 64", caller=True)
+    return int(text)
+
+
+def _fault(text: str, sizes: Mapping[Role, int]) -> Fault:
+    """``10:kill:encoder-1``. Raises CliError."""
+    from triptych.sim.cluster import NAMES
+
+    parts = text.split(":")
+    names = [f"{NAMES[role]}-{number}" for role, count in sizes.items() for number in range(1, count + 1)]
+    try:
+        at_s, what, instance = float(parts[0]), parts[1], parts[2]
+    except (ValueError, IndexError):
+        raise CliError(
+            f"--fault {text}: write SECONDS:WHAT:INSTANCE, for example 10:kill:{names[0]}", caller=True
+        ) from None
+    if what not in ("kill", "start", "hang", "go-on") or not 0 <= at_s < float("inf"):
+        raise CliError(f"--fault {text}: WHAT is kill, start, hang or go-on", caller=True)
+    if instance not in names:
+        raise CliError(f"--fault {text}: there will be no {instance}; there will be {', '.join(names)}", caller=True)
+    return Fault(at_s, instance, what)  # type: ignore[arg-type]  # checked above
+
+
+def _without_profiles(flags: Sequence[str]) -> tuple[str, ...]:
+    """The simulated services are given their profiles."""
+    return tuple(flag for flag in flags if not flag.startswith("--profiles="))

@@ -1,0 +1,1 @@
+"""The cluster without its machines: the real services, or their state machines alone, in virtual time."""

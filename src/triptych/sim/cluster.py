@@ -1,0 +1,411 @@
+"""The services of a deployment in virtual time: built by their own composition roots, over links instead of gRPC."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
+from random import Random
+from typing import Any
+
+from triptych import ports
+from triptych.domain.embedding import Ticket
+from triptych.domain.instance import ServedPart
+from triptych.domain.membership import MemberKind
+from triptych.domain.pool import Registration
+from triptych.domain.scaling import PoolName
+from triptych.domain.stage import ModelPart, Role, Stage
+from triptych.errors import InvalidRequest
+from triptych.machine.process_pool_events import ProcessReady, StartProcess, StopProcess
+from triptych.machine.process_pools import RestartRules
+from triptych.policy.costs import Costs
+from triptych.runtime.manager_access import ManagerAccess
+from triptych.runtime.profiles import KnownProfiles
+from triptych.runtime.registrar import Registrar, SetStages
+from triptych.runtime.tasks import TaskScope
+from triptych.runtime.world import World
+from triptych.scaling.processes import ProcessScaler
+from triptych.services.encoder import build as encoders
+from triptych.services.encoder.service import LoadedEncoder
+from triptych.services.pool_manager import build as managers
+from triptych.services.router import build as routers
+from triptych.services.router.build import managed_membership
+from triptych.services.router.membership import FixedMembership
+from triptych.services.text import build as texts
+from triptych.services.text.encoder_part import EncoderPart
+from triptych.services.text.service import LoadedText
+from triptych.transport.data_plane import DataPlane, MemoryDataPlane
+from triptych.transport.memory import MemoryNetwork
+from triptych.virtual.links import Link, LinkedInstance, LinkedPoolManager
+from triptych.virtual.offload import InlineOffload
+from triptych.virtual.world import virtual_world
+
+from .engines import Activity, SimEncoderEngine, SimTextEngine
+from .memory import SparseArena
+from .network import SharedLinks
+from .outcome import Decision, InstanceUse
+from .prepare import PlannedPrepare
+from .processes import SimProcesses
+from .scenario import Deployment, InstanceKind
+
+MANAGER = "pool-manager:1"
+NAMES = {
+    Role.E: "encoder",
+    Role.P: "prefill",
+    Role.D: "decode",
+    Role.PD: "text",
+    Role.EP: "encode-prefill",
+    Role.ED: "encode-decode",
+    Role.EPD: "hybrid",
+}
+"""Beginnings of instances' names by role."""
+_PORT = ":1"
+
+
+class _SparseDataPlane(MemoryDataPlane):
+    """Of instances whose arenas have no contents."""
+
+    def arena(
+        self, where: str, nbytes: int, *, instance_id: str, epoch: int, device: str, part: str = ""
+    ) -> SparseArena:
+        """In no memory at all."""
+        del where, device
+        return SparseArena(nbytes, instance_id=instance_id, epoch=epoch, part=part)
+
+
+class _NoText:
+    """``tokens.answer_text.Detokenizer`` of answers that nobody reads."""
+
+    def feed(self, token_ids: Sequence[int]) -> str:
+        del token_ids
+        return ""
+
+    def flush(self) -> str:
+        return ""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        del token_id
+        return b""
+
+
+class Node:
+    """One instance: a process that can be killed and started again."""
+
+    def __init__(self, name: str, role: Role, cluster: "SimCluster") -> None:
+        self.name = name
+        self.role = role
+        self.epoch = 0
+        self.is_up = False
+        self.service: Any = None
+        """``ports.Encoder`` or ``ports.Text``, of this incarnation."""
+        self.activity = Activity(name, keeps_spans=cluster.keeps_spans)
+        self.uses: list[tuple[float, float | None]] = []
+        """Begin and end of each incarnation; None while it runs."""
+        self._cluster = cluster
+        self._life = AsyncExitStack()
+        self._links: list[Link[Any]] = []
+        self._outbound: dict[str, Link[Any]] = {}
+        self._registrar: Registrar | None = None
+
+    @property
+    def kind(self) -> InstanceKind:
+        return self._cluster.deployment.kinds[self.role]
+
+    async def start(self) -> None:
+        """Start another incarnation, with empty memory."""
+        cluster = self._cluster
+        self.epoch, self.is_up = self.epoch + 1, True
+        self.uses.append((cluster.now_s, None))
+        self._outbound = {}
+        world = virtual_world(self.name, self.epoch, rng=cluster.rng(f"{self.name}.{self.epoch}"))
+        data_plane = _SparseDataPlane(cluster.network, self._holder)
+        set_stages = await self._build(world, data_plane)
+        for link in self._links:
+            link.restart(self.service)
+        if cluster.deployment.is_managed:
+            self._register(world.scope, set_stages)
+
+    async def _build(self, world: World, data_plane: DataPlane) -> SetStages | None:
+        deployment, thread = self._cluster.deployment, InlineOffload()
+        if self.role is Role.E:
+            part = self._encoder_part(thread)
+            built = await self._life.enter_async_context(encoders.build(part.settings, world, data_plane, part.loaded))
+            self.service = built.service
+            return None
+        settings = deployment.texts[self.role]
+        costs = Costs(self.kind.profiles[ModelPart.DECODER])
+        engine = SimTextEngine(deployment.model, deployment.family, costs, settings.engine_options, self.activity)
+        limits = settings.engine_options
+        part_served = ServedPart(costs.profile.identity, limits.max_sequences, token_budget=limits.most_step_tokens)
+        loaded = LoadedText(engine, part_served, thread, _NoText, _refuse_grammars)
+        encoder = self._encoder_part(thread) if settings.widest.serves(Stage.ENCODE) else None
+        instance = await self._life.enter_async_context(texts.build(settings, world, data_plane, loaded, encoder))
+        self.service = instance.service
+        return None if instance.switching is None else self._noting(instance.switching.set_stages)
+
+    def _noting(self, set_stages: SetStages) -> SetStages:
+        """Note the switches that are ordered."""
+
+        def switch(stages: frozenset[Stage], version: int) -> None:
+            letters = "".join(stage.value[0].upper() for stage in Stage if stage in stages)
+            self._cluster.decide(f"{self.name} switches to {letters or 'no stage'}")
+            set_stages(stages, version)
+
+        return switch
+
+    def _encoder_part(self, compute: InlineOffload) -> EncoderPart:
+        deployment, kind = self._cluster.deployment, self.kind
+        costs = Costs(kind.profiles[ModelPart.ENCODER])
+        engine = SimEncoderEngine(
+            deployment.model,
+            deployment.family,
+            costs,
+            self.activity,
+            bytes_per_pixel=deployment.bytes_per_pixel,
+        )
+        cores = kind.prepare_cores
+        loaded = LoadedEncoder(engine, costs.profile.identity, compute, InlineOffload(cores), cores)
+        return EncoderPart(deployment.encoder, loaded, deployment.image_budgets.get(self.role))
+
+    def _holder(self, address: str) -> LinkedInstance:
+        if address not in self._outbound:
+            self._outbound[address] = self._cluster.link(self.name, self._cluster.nodes[address.removesuffix(_PORT)])
+        return LinkedInstance(self._outbound[address])
+
+    def _register(self, scope: TaskScope, set_stages: SetStages | None) -> None:
+        service, address = self.service, self.name + _PORT
+
+        async def introduce() -> Registration:
+            return Registration.of_instance(await service.describe(), address=address)
+
+        cluster = self._cluster
+        way = partial(cluster.way_to_manager, self.name)
+        self._registrar = Registrar(service, introduce, self.drain, way, cluster.access, scope, set_stages=set_stages)
+        self._registrar.start()
+
+    async def drain(self) -> None:
+        """As on SIGTERM, or ordered by the pool manager."""
+        await self.service.drain()
+
+    def reached_by(self, link: Link[Any]) -> None:
+        """Add a way to it, which ends with it."""
+        self._links.append(link)
+        if not self.is_up:
+            link.kill()
+
+    def hang(self) -> None:
+        """Nothing answers any more, but what runs inside goes on."""
+        for link in (*self._links, *self._outbound.values()):
+            link.stall()
+
+    def go_on(self) -> None:
+        for link in (*self._links, *self._outbound.values()):
+            link.resume()
+
+    async def stop(self, drain_s: float) -> None:
+        """As on SIGTERM: finish what runs, for at most ``drain_s``, say farewell, and end."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(drain_s):
+                await self.drain()
+        if self._registrar is not None:
+            await self._registrar.leave()
+        await self.kill()
+
+    async def kill(self) -> None:
+        """End at once: unsent messages and unreleased leases are lost."""
+        for link in (*self._links, *self._outbound.values()):
+            link.kill()
+        await self.end()
+
+    async def end(self) -> None:
+        if self.is_up:
+            self.is_up = False
+            self.uses[-1] = self.uses[-1][0], self._cluster.now_s
+        await self._life.aclose()
+
+    def used(self, end_s: float) -> list[InstanceUse]:
+        """Its incarnations. All that they were busy with counts for the first."""
+        kind = self.kind
+        return [
+            InstanceUse(
+                self.name,
+                self.role.value,
+                kind.device,
+                kind.devices,
+                start_s,
+                end_s if until_s is None else until_s,
+                {} if number else dict(self.activity.busy_s),
+            )
+            for number, (start_s, until_s) in enumerate(self.uses)
+        ]
+
+
+class SimCluster:
+    """Instances, a router, and a pool manager if anything is up to it. ``running`` makes one."""
+
+    def __init__(self, deployment: Deployment, seed: int, *, requests: int, keeps_spans: bool) -> None:
+        """``requests``: whose timelines the router keeps."""
+        self.deployment = deployment
+        self.keeps_spans = keeps_spans
+        self._seed = seed
+        self._clock = asyncio.get_running_loop().time
+        self.scope = TaskScope("cluster")
+        self.network = MemoryNetwork(self._before_pull)
+        self.prepare = PlannedPrepare(deployment.family)
+        self.nodes: dict[str, Node] = {}
+        """By name."""
+        self.links = SharedLinks({})
+        for role, count in deployment.sizes.items():
+            for number in range(1, count + 1):
+                self._add(f"{NAMES[role]}-{number}", role)
+        self.access = ManagerAccess((MANAGER,) if deployment.is_managed else ())
+        self.decisions: list[Decision] = []
+        """What was started, stopped and switched, and why; times are the clock's."""
+        self.manager: ports.PoolManager | None = None
+        self.scaler: ProcessScaler | None = None
+        self._router_settings = deployment.router.model_copy(
+            update={"managers": self.access, "history_requests": requests}
+        )
+        self.router: Any = None
+
+    @property
+    def now_s(self) -> float:
+        return self._clock()
+
+    def rng(self, name: str) -> Random:
+        """A random source for each part, so that draws of one do not shift another's."""
+        return Random(f"{self._seed}/{name}")  # noqa: S311 - nobody is to be kept out
+
+    def _add(self, name: str, role: Role) -> Node:
+        node = self.nodes[name] = Node(name, role, self)
+        speeds = dict(self.links.speeds)
+        for direction in ("out of", "into"):
+            speeds[f"{direction} {name}"] = self.deployment.kinds[role].link
+        self.links.speeds = speeds
+        return node
+
+    async def _before_pull(self, reader: str, ticket: Ticket) -> None:
+        if ticket.holder == reader:
+            return
+        began_s = self.now_s
+        await self.links.transfer((f"out of {ticket.holder}", f"into {reader}"), ticket.slot_nbytes)
+        node = self.nodes[reader]
+        node.activity.did("pull", began_s, self.now_s - began_s, ticket.slot_nbytes)
+
+    def link(self, caller: str, node: Node) -> Link[Any]:
+        control_s = self.deployment.control_s
+        link: Link[Any] = Link(f"{caller}->{node.name}", node.service, latency_s=lambda: control_s)
+        node.reached_by(link)
+        return link
+
+    def _connect(self, address: str) -> LinkedInstance:
+        return LinkedInstance(self.link("router", self.nodes[address.removesuffix(_PORT)]))
+
+    def way_to_manager(self, caller: str, address: str) -> LinkedPoolManager:
+        del address
+        control_s = self.deployment.control_s
+        assert self.manager is not None  # noqa: S101 - is_managed
+        return LinkedPoolManager(Link(f"{caller}->{MANAGER}", self.manager, latency_s=lambda: control_s))
+
+    async def start(self) -> None:
+        """Return once the router has seen every instance."""
+        deployment = self.deployment
+        profiles = KnownProfiles(
+            {
+                profile.identity.key: profile
+                for kind in deployment.kinds.values()
+                for profile in kind.profiles.values()
+            }.values()
+        )
+        if deployment.is_managed:
+            self._start_manager(profiles)
+        for node in list(self.nodes.values()):
+            await node.start()
+        world = virtual_world("router", rng=self.rng("router"), scope=self.scope)
+        if deployment.is_managed:
+            way = partial(self.way_to_manager, "router")
+            membership: ports.Membership = managed_membership(
+                self._router_settings, world, deployment.model.model_id, way
+            )
+        else:
+            membership = FixedMembership(name + _PORT for name in self.nodes)
+        self.router = routers.build(
+            self._router_settings,
+            world,
+            membership=membership,
+            connect=self._connect,
+            prepare=self.prepare,
+            profiles=profiles,
+        )
+        if deployment.is_managed:
+            self._register_router()
+        async with asyncio.timeout(60):
+            while len((await self.router.readiness()).instances) < len(self.nodes):  # noqa: ASYNC110 - virtual time
+                await asyncio.sleep(0.01)
+
+    def _start_manager(self, profiles: KnownProfiles) -> None:
+        deployment, clock = self.deployment, self._clock
+        if deployment.scales:
+            processes = SimProcesses(self._boot, self.nodes.get, boot_s=self._boot_s, scope=self.scope)
+            pools = {PoolName(deployment.model.model_id, role): f"{NAMES[role]}-{{}}" for role in deployment.sizes}
+            rules = RestartRules(max_processes=deployment.manager.control.max_instances, grace_s=60.0)
+            self.scaler = ProcessScaler(processes, scaled=pools, others={}, rules=rules, clock=clock)
+            processes.ended = self.scaler.ended
+            self.scaler.on_event = self._scaled
+            for pool in pools:
+                names = tuple(name for name, node in self.nodes.items() if node.role is pool.role)
+                self.scaler.adopt(str(pool), names)
+            self.scope.spawn(self.scaler.run(), name="scaler", vital=True)
+        world = virtual_world("pool-manager", rng=self.rng("pool manager"), scope=self.scope)
+        self.manager = managers.build(
+            deployment.manager, world, hour=lambda: clock() / 3600, scaler=self.scaler, profiles=profiles
+        )
+
+    def _scaled(self, event: object) -> None:
+        match event:
+            case StartProcess(_, process, reason):
+                self.decide(f"start {process}: {reason}")
+            case StopProcess(process, reason):
+                self.decide(f"stop {process}: {reason}")
+            case ProcessReady(process):
+                self.decide(f"{process} is ready")
+
+    def decide(self, text: str) -> None:
+        self.decisions.append(Decision(self.now_s, text))
+
+    async def _boot(self, role: Role, name: str) -> None:
+        await (self.nodes.get(name) or self._add(name, role)).start()
+
+    def _boot_s(self, role: Role) -> float:
+        """The start of a process: of its parts, the one that takes longest."""
+        return max(profile.measured.start_s for profile in self.deployment.kinds[role].profiles.values())
+
+    def _register_router(self) -> None:
+        model_id, slo, router = self.deployment.model.model_id, self._router_settings.slo, self.router
+
+        async def introduce() -> Registration:
+            return Registration(MemberKind.ROUTER, "router", 1, f"router{_PORT}", model_id, slo=slo)
+
+        way = partial(self.way_to_manager, "router")
+        Registrar(router, introduce, router.drain, way, self.access, self.scope, windows=router.attainment).start()
+
+    async def close(self) -> None:
+        if self.router is not None:
+            self.router.close()
+        await self.scope.close()
+        for node in self.nodes.values():
+            await node.end()
+
+
+def _refuse_grammars(_: object) -> Any:
+    raise InvalidRequest("answers of a simulation have no format")
+
+
+@asynccontextmanager
+async def running(deployment: Deployment, seed: int, *, requests: int, keeps_spans: bool) -> AsyncGenerator[SimCluster]:
+    """A cluster that is ready, closed at the end."""
+    cluster = SimCluster(deployment, seed, requests=requests, keeps_spans=keeps_spans)
+    try:
+        await cluster.start()
+        yield cluster
+    finally:
+        await cluster.close()

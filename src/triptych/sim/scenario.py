@@ -1,0 +1,72 @@
+"""What is simulated: a model on instances of devices, the settings of the services, and what happens to them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from triptych.domain.instance import ModelInfo
+from triptych.domain.profile import Profile
+from triptych.domain.stage import ModelPart, Role
+from triptych.families.base import Family
+from triptych.policy.iteration import ImageBudget
+from triptych.services.encoder.settings import EncoderSettings
+from triptych.services.pool_manager.settings import PoolManagerSettings
+from triptych.services.router.settings import RouterSettings
+from triptych.services.text.settings import TextSettings
+
+from .network import LinkSpeed
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceKind:
+    """What the instances of one role run on, and what their parts cost there."""
+
+    device: str
+    """Name in the catalogue, or of the hardware that a profile was measured on."""
+    devices: int
+    """Devices of each instance: the tensor-parallel degree."""
+    profiles: Mapping[ModelPart, Profile]
+    prepare_cores: int
+    """Cores that decode and preprocess items, of each instance that encodes."""
+    link: LinkSpeed
+    """By which each instance sends and receives: one link for each direction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that happens to an instance."""
+
+    at_s: float
+    instance: str
+    what: Literal["kill", "start", "hang", "go-on"]
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """A cluster of one model, as ``triptych up`` would start it."""
+
+    model: ModelInfo
+    family: Family
+    sizes: Mapping[Role, int]
+    """Instances by role at the start."""
+    kinds: Mapping[Role, InstanceKind]
+    """Of each role that instances have or can be given."""
+    router: RouterSettings
+    encoder: EncoderSettings
+    texts: Mapping[Role, TextSettings]
+    """By role; not of E."""
+    manager: PoolManagerSettings
+    image_budgets: Mapping[Role, ImageBudget] = field(default_factory=dict)
+    """Of what is encoded between two decode steps, by role; without one, the encoder's own limits."""
+    scales: bool = False
+    """Whether the pool manager starts and stops instances."""
+    control_s: float = 0.0003
+    """Time of a message between two processes, in each direction."""
+    bytes_per_pixel: float = 0.3
+    """Of undecoded images and frames, for their preparation."""
+    faults: Sequence[Fault] = field(default=())
+
+    @property
+    def is_managed(self) -> bool:
+        """Whether anything is up to a pool manager: sizes, or roles."""
+        return self.scales or any(settings.switchable is not None for settings in self.texts.values())
