@@ -11,9 +11,8 @@ TORCH ?= torch==2.13.0
 PYTEST_ARGS ?=
 # One process that has nothing left to do takes over the later half of what another has.
 PYTEST := $(BIN)/python -m pytest --dist worksteal
-# For two cores. Tests that are not in `make check` wait for other processes and for times for a quarter of theirs.
-BUSY := -n 2
-WAITING := -n 3
+# For two cores: tests wait for other processes and for times for a quarter of theirs.
+WORKERS := -n 3
 # What `make test-vllm` runs: its own tests, and the suites of all engines. vLLM warns where it is imported.
 VLLM_TESTS := -rs --durations=10 -W ignore tests/vllm tests/contract/test_encoder_engine.py tests/contract/test_text_engine.py \
 	tests/contract/test_continuations.py tests/contract/test_kv_transfer.py
@@ -49,13 +48,13 @@ demo-burst: $(RUNTIME)  ## Watch pools grow and shrink with a burst of images, i
 	$(BIN)/python -m examples.burst
 
 check: lint  ## While you work: lint, types, and the unit tests that are quick and start no process
-	$(PYTEST) $(BUSY) -q -p no:schemathesis --hypothesis-profile=check -m "not slow and not extended" tests/unit
+	$(PYTEST) $(WORKERS) -q -p no:schemathesis --hypothesis-profile=check -m "not slow and not extended" tests/unit
 
 test: check  ## The rest of the unit tests, contracts, simulations, and one pass of each surface end to end
-	$(PYTEST) $(WAITING) -rs --durations=10 -m "(slow or hypothesis) and not extended"
+	$(PYTEST) $(WORKERS) -rs --durations=10 -m "(slow or hypothesis) and not extended"
 
 test-all: test  ## The rest of the suite
-	$(PYTEST) $(WAITING) -rs --durations=10 -m extended
+	$(PYTEST) $(WORKERS) -rs --durations=10 -m extended
 
 test-compose: $(STAMP)  ## Build the images and run docker-compose.yml; as root on Debian without Docker, on an engine of its own
 	TRIPTYCH_TEST_COMPOSE=$${TRIPTYCH_TEST_COMPOSE:-1} $(BIN)/python -m pytest -s --durations=10 $(PYTEST_ARGS) tests/compose
