@@ -5,7 +5,7 @@ and the embedding is pulled from memory to memory. Requests run one at a time af
 image and an answer of ``--tokens`` tokens. Counting begins when the client sends and ends when no service holds
 anything of the request; each figure is the median over ``--requests``.
 
-Only code of this project counts (``src/triptych`` without generated code and test kit, ``services``):
+Only code of this project counts (``src/triptych`` without generated code, test kit and virtual time; ``services``):
 
 - ``calls``: of its functions, in all threads; a generator or coroutine counts once, however often it is resumed.
 - ``files``: that contain these functions.
@@ -47,9 +47,9 @@ from triptych.v1 import common_pb2, encoder_pb2, router_pb2, text_pb2
 
 _ROOT = Path(__file__).resolve().parents[1]
 _COUNTED = (f"{_ROOT}/src/triptych/",)
-_LEFT_OUT = (f"{_ROOT}/src/triptych/v1/", f"{_ROOT}/src/triptych/testing/")
+_LEFT_OUT = tuple(f"{_ROOT}/src/triptych/{package}/" for package in ("v1", "testing", "virtual"))
 _MODULES = ("triptych.",)
-_MODULES_LEFT_OUT = ("triptych.v1.", "triptych.testing.")
+_MODULES_LEFT_OUT = ("triptych.v1.", "triptych.testing.", "triptych.virtual.")
 _RESUMABLE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _DICT_KEYS, _TUPLE_VALUES = 2, 3
 _GROUPS = {"message": "messages", "dict": "displays", "tuple": "displays"}
