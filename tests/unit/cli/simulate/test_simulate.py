@@ -1,6 +1,8 @@
 """``triptych simulate`` through the command line."""
 
 import json
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from triptych.cli.main import app
 
 pytestmark = pytest.mark.slow
 
+ROOT = Path(__file__).parents[4]
 LLAVA = PUBLISHED["llava-1.5-7b"][1] | {"torch_dtype": "float16"}
 SHORT = ("--rate", 3, "--duration", 6, "--output-tokens", 8)
 
@@ -132,3 +135,18 @@ def test_a_scenario_that_is_wrong_is_refused(tmp_path: Path, text: str, message:
     scenario = tmp_path / "scenario.toml"
     scenario.write_text(text)
     assert message in triptych("--scenario", scenario, status=2)
+
+
+def test_the_commands_of_the_page_run(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With shorter runs."""
+    page = (ROOT / "docs" / "simulate.md").read_text()
+    blocks = re.findall(r"```(sh|toml)\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "scenario.toml").write_text(next(text for kind, text in blocks if kind == "toml"))
+    commands = [shlex.split(text.replace("\\\n", " ")) for kind, text in blocks if kind == "sh"]
+    assert len(commands) == 2
+    for program, command, *arguments in commands:
+        assert (program, command) == ("triptych", "simulate")
+        assert "requests simulated by services" in triptych(*arguments, "--duration", 4)
+    assert (tmp_path / "simulation.html").is_file()
+    assert config.parent == tmp_path
