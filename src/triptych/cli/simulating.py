@@ -37,12 +37,14 @@ def _read_scenario(ctx: typer.Context, scenario: Path | None) -> Path | None:
             document = read_toml(scenario, _MAX_FILE_NBYTES)
         except BadFile as error:
             raise CliError(f"{scenario} {error}", caller=True) from None
-        known = {option.name for option in ctx.command.params}
+        known = {
+            name.removeprefix("--").replace("-", "_"): option for option in ctx.command.params for name in option.opts
+        }
         defaults: dict[str, Any] = {}
         flags: list[str] = []
         for name, value in _flat(scenario, document):
-            if name in known:
-                defaults[name] = value
+            if (option := known.get(name)) is not None and option.name is not None:
+                defaults[option.name] = _default(value, several=option.nargs != 1 or getattr(option, "multiple", False))
             else:
                 flags += _flags(name, value)
         ctx.default_map = {**(ctx.default_map or {}), **defaults}
@@ -65,12 +67,24 @@ def _flat(scenario: Path, document: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return entries
 
 
+def _default(value: Any, *, several: bool) -> Any:
+    """A list of an option that is given once is written with commas."""
+    if several:
+        return value if isinstance(value, list) else [value]
+    return ",".join(map(str, value)) if isinstance(value, list) else value
+
+
 def _flags(name: str, value: Any) -> list[str]:
     dashed = name.replace("_", "-")
     if isinstance(value, bool):
         return [f"--{dashed}" if value else f"--no-{dashed}"]
     text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
     return [f"--{dashed}={text}"]
+
+
+def _of_file(ctx: typer.Context, name: str) -> bool:
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "DEFAULT_MAP"
 
 
 def simulate(
@@ -250,6 +264,8 @@ def simulate(
     from triptych.workload.workload import Workload
 
     with failures():
+        if rate is not None and sweep is not None and _of_file(ctx, "rate") != _of_file(ctx, "sweep"):
+            rate, sweep = (None, sweep) if _of_file(ctx, "rate") else (rate, None)
         own = [name for option in ctx.command.params for name in option.opts]
         given = parse([*ctx.meta.get("scenario", ()), *ctx.args], own)
         workload = Workload.from_options(

@@ -1,8 +1,9 @@
 """The services of a deployment in virtual time: built by their own composition roots, over links instead of gRPC."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from random import Random
 from typing import Any
@@ -36,13 +37,13 @@ from triptych.services.text.service import LoadedText
 from triptych.transport.data_plane import DataPlane, MemoryDataPlane
 from triptych.transport.memory import MemoryNetwork
 from triptych.virtual.links import Link, LinkedInstance, LinkedPoolManager
-from triptych.virtual.offload import InlineOffload
+from triptych.virtual.offload import InlineOffload, billed_s
 from triptych.virtual.world import virtual_world
 
 from .engines import Activity, SimEncoderEngine, SimTextEngine
 from .memory import SparseArena
 from .network import SharedLinks
-from .outcome import Decision, InstanceUse
+from .outcome import Busy, Decision, InstanceUse
 from .prepare import PlannedPrepare
 from .processes import SimProcesses
 from .scenario import Deployment, InstanceKind
@@ -98,8 +99,8 @@ class Node:
         self.service: Any = None
         """``ports.Encoder`` or ``ports.Text``, of this incarnation."""
         self.activity = Activity(name, keeps_spans=cluster.keeps_spans)
-        self.uses: list[tuple[float, float | None]] = []
-        """Begin and end of each incarnation; None while it runs."""
+        self.uses: list[_Use] = []
+        """Of each incarnation."""
         self._cluster = cluster
         self._life = AsyncExitStack()
         self._links: list[Link[Any]] = []
@@ -110,30 +111,40 @@ class Node:
     def kind(self) -> InstanceKind:
         return self._cluster.deployment.kinds[self.role]
 
-    async def start(self) -> None:
-        """Start another incarnation, with empty memory."""
+    async def start(self, ordered_s: float | None = None) -> None:
+        """Start another incarnation, with empty memory. ``ordered_s``: from then on it has its devices; by default from now on."""
         cluster = self._cluster
         self.epoch, self.is_up = self.epoch + 1, True
-        self.uses.append((cluster.now_s, None))
+        self.uses.append(_Use(cluster.now_s if ordered_s is None else ordered_s, self.activity.until(cluster.now_s)))
         self._outbound = {}
-        world = virtual_world(self.name, self.epoch, rng=cluster.rng(f"{self.name}.{self.epoch}"))
+        world = virtual_world(
+            self.name, self.epoch, rng=cluster.rng(f"{self.name}.{self.epoch}"), clock=cluster.working_clock
+        )
         data_plane = _SparseDataPlane(cluster.network, self._holder)
         set_stages = await self._build(world, data_plane)
         for link in self._links:
             link.restart(self.service)
+            link.resume()
         if cluster.deployment.is_managed:
             self._register(world.scope, set_stages)
 
     async def _build(self, world: World, data_plane: DataPlane) -> SetStages | None:
         deployment, thread = self._cluster.deployment, InlineOffload()
-        if self.role is Role.E:
+        if self.role not in deployment.texts:
             part = self._encoder_part(thread)
             built = await self._life.enter_async_context(encoders.build(part.settings, world, data_plane, part.loaded))
             self.service = built.service
             return None
         settings = deployment.texts[self.role]
         costs = Costs(self.kind.profiles[ModelPart.DECODER])
-        engine = SimTextEngine(deployment.model, deployment.family, costs, settings.engine_options, self.activity)
+        engine = SimTextEngine(
+            deployment.model,
+            deployment.family,
+            costs,
+            settings.engine_options,
+            self.activity,
+            copied_bytes_per_s=self.kind.copied_bytes_per_s,
+        )
         limits = settings.engine_options
         part_served = ServedPart(costs.profile.identity, limits.max_sequences, token_budget=limits.most_step_tokens)
         loaded = LoadedText(engine, part_served, thread, _NoText, _refuse_grammars)
@@ -219,24 +230,31 @@ class Node:
     async def end(self) -> None:
         if self.is_up:
             self.is_up = False
-            self.uses[-1] = self.uses[-1][0], self._cluster.now_s
+            now_s = self._cluster.now_s
+            self.uses[-1].end_s, self.uses[-1].after = now_s, self.activity.until(now_s)
         await self._life.aclose()
 
     def used(self, end_s: float) -> list[InstanceUse]:
-        """Its incarnations. All that they were busy with counts for the first."""
-        kind = self.kind
-        return [
-            InstanceUse(
-                self.name,
-                self.role.value,
-                kind.device,
-                kind.devices,
-                start_s,
-                end_s if until_s is None else until_s,
-                {} if number else dict(self.activity.busy_s),
-            )
-            for number, (start_s, until_s) in enumerate(self.uses)
-        ]
+        """What its incarnations did until ``end_s``."""
+        kind, uses = self.kind, list[InstanceUse]()
+        for use in self.uses:
+            after = self.activity.until(end_s) if use.after is None else use.after
+            busy = {work: spent_s - use.before.get(work, 0.0) for work, spent_s in after.items()}
+            if "prepare" in busy:
+                busy["prepare"] /= kind.prepare_cores
+            until_s = end_s if use.end_s is None else use.end_s
+            uses.append(InstanceUse(self.name, self.role.value, kind.device, kind.devices, use.start_s, until_s, busy))
+        return uses
+
+
+@dataclass(slots=True)
+class _Use:
+    """One incarnation of an instance: when it had its devices, and how busy it had been until its beginning and end."""
+
+    start_s: float
+    before: Mapping[Busy, float]
+    end_s: float | None = None
+    after: Mapping[Busy, float] | None = None
 
 
 class SimCluster:
@@ -262,6 +280,8 @@ class SimCluster:
         """What was started, stopped and switched, and why; times are the clock's."""
         self.manager: ports.PoolManager | None = None
         self.scaler: ProcessScaler | None = None
+        self._processes: SimProcesses | None = None
+        """If the pool manager starts and stops instances."""
         self._router_settings = deployment.router.model_copy(
             update={"managers": self.access, "history_requests": requests}
         )
@@ -270,6 +290,10 @@ class SimCluster:
     @property
     def now_s(self) -> float:
         return self._clock()
+
+    def working_clock(self) -> float:
+        """The time of a process: within a piece of work, with what that has taken so far."""
+        return self._clock() + billed_s()
 
     def rng(self, name: str) -> Random:
         """A random source for each part, so that draws of one do not shift another's."""
@@ -288,8 +312,7 @@ class SimCluster:
             return
         began_s = self.now_s
         await self.links.transfer((f"out of {ticket.holder}", f"into {reader}"), ticket.slot_nbytes)
-        node = self.nodes[reader]
-        node.activity.did("pull", began_s, self.now_s - began_s, ticket.slot_nbytes)
+        self.nodes[reader].activity.pulled(began_s, self.now_s, ticket.slot_nbytes)
 
     def link(self, caller: str, node: Node) -> Link[Any]:
         control_s = self.deployment.control_s
@@ -346,6 +369,7 @@ class SimCluster:
         deployment, clock = self.deployment, self._clock
         if deployment.scales:
             processes = SimProcesses(self._boot, self.nodes.get, boot_s=self._boot_s, scope=self.scope)
+            self._processes = processes
             pools = {PoolName(deployment.model.model_id, role): f"{NAMES[role]}-{{}}" for role in deployment.sizes}
             rules = RestartRules(max_processes=deployment.manager.control.max_instances, grace_s=60.0)
             self.scaler = ProcessScaler(processes, scaled=pools, others={}, rules=rules, clock=clock)
@@ -372,8 +396,15 @@ class SimCluster:
     def decide(self, text: str) -> None:
         self.decisions.append(Decision(self.now_s, text))
 
-    async def _boot(self, role: Role, name: str) -> None:
-        await (self.nodes.get(name) or self._add(name, role)).start()
+    async def _boot(self, role: Role, name: str, ordered_s: float) -> None:
+        await (self.nodes.get(name) or self._add(name, role)).start(ordered_s)
+
+    async def kill(self, node: Node) -> None:
+        """End an instance at once. Where there is a scaler, it notices."""
+        if self._processes is not None:
+            await self._processes.lose(node.name, "signal 9")
+        else:
+            await node.kill()
 
     def _boot_s(self, role: Role) -> float:
         """The start of a process: of its parts, the one that takes longest."""

@@ -21,19 +21,40 @@ class Activity:
 
     instance: str
     keeps_spans: bool = False
-    busy_s: defaultdict[Busy, float] = field(default_factory=lambda: defaultdict(float))
     spans: list[Span] = field(default_factory=list)
+    _ended_s: defaultdict[Busy, float] = field(default_factory=lambda: defaultdict(float))
+    """Of pieces that were over when it was asked last."""
+    _running: list[tuple[Busy, float, float]] = field(default_factory=list)
+    """The others: work, start and end."""
+    _pulled_s: float = 0.0
+    """End of the last pull, as pulls overlap."""
 
     def spend(self, work: Work, seconds: float, size: int) -> None:
         """Let virtual time pass within work."""
         start_s = asyncio.get_running_loop().time() + billed_s()
         spend(seconds)
-        self.did(work, start_s, seconds, size)
+        self._did(work, start_s, start_s + seconds, size)
 
-    def did(self, work: Busy, start_s: float, seconds: float, size: int) -> None:
-        self.busy_s[work] += seconds
-        if self.keeps_spans and seconds:
-            self.spans.append(Span(self.instance, work, start_s, start_s + seconds, size))
+    def pulled(self, start_s: float, end_s: float, nbytes: int) -> None:
+        """Note a pull that has ended. Time with several at once counts once."""
+        self._did("pull", max(start_s, min(self._pulled_s, end_s)), end_s, nbytes, began_s=start_s)
+        self._pulled_s = end_s
+
+    def _did(self, work: Busy, start_s: float, end_s: float, size: int, *, began_s: float | None = None) -> None:
+        self._running.append((work, start_s, end_s))
+        if self.keeps_spans and end_s > start_s:
+            self.spans.append(Span(self.instance, work, start_s if began_s is None else began_s, end_s, size))
+
+    def until(self, now_s: float) -> dict[Busy, float]:
+        """Seconds by kind of work until now, the part of what is under way included."""
+        over = [piece for piece in self._running if piece[2] <= now_s]
+        self._running = [piece for piece in self._running if piece[2] > now_s]
+        for work, start_s, end_s in over:
+            self._ended_s[work] += end_s - start_s
+        busy_s = dict(self._ended_s)
+        for work, start_s, _ in self._running:
+            busy_s[work] = busy_s.get(work, 0.0) + max(0.0, now_s - start_s)
+        return busy_s
 
 
 class SimEncoderEngine(DelayEncoderEngine):
@@ -52,10 +73,21 @@ class SimEncoderEngine(DelayEncoderEngine):
 
 class SimTextEngine(DelayTextEngine):
     def __init__(
-        self, model: ModelInfo, family: Family, costs: Costs, options: EngineOptions, activity: Activity
+        self,
+        model: ModelInfo,
+        family: Family,
+        costs: Costs,
+        options: EngineOptions,
+        activity: Activity,
+        *,
+        copied_bytes_per_s: float,
     ) -> None:
         self._activity = activity
+        self._copied_bytes_per_s = copied_bytes_per_s
         super().__init__(model, family, costs, options, sleep=spend)
 
     def _spend(self, work: Work, seconds: float, size: int) -> None:
         self._activity.spend(work, seconds, size)
+
+    def _copied(self, nbytes: int) -> None:
+        self._spend("copy", nbytes / self._copied_bytes_per_s, nbytes)

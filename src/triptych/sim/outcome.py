@@ -42,7 +42,7 @@ class InstanceUse:
     start_s: float
     end_s: float
     busy_s: Mapping[Busy, float]
-    """How long it was busy with each kind of work; preparation in seconds of one core."""
+    """How long it was busy with each kind of work; of preparation, the mean of its cores."""
 
     def since(self, start_s: float) -> Self:
         """With times that count from ``start_s``."""
@@ -59,7 +59,7 @@ class Sample:
 
     at_s: float
     sizes: Mapping[str, int]
-    """Instances by role."""
+    """Instances by the stages that they serve."""
     pending: Mapping[str, int]
     """Items or requests by stage: those that wait and those that run."""
     busy: Mapping[Busy, float]
@@ -79,7 +79,7 @@ class Outcome:
     """One run: a rate and a seed."""
 
     rate: float
-    """Requests offered per second."""
+    """Requests per second that were asked for, or that a trace has."""
     seed: int
     records: Sequence[Record]
     timelines: Sequence[Timeline | None]
@@ -104,14 +104,14 @@ class Outcome:
         return hours
 
 
-STEPS = ("prepare", "encode", "send", "pull", "queue", "prefill")
+STEPS = ("encode", "send", "pull", "queue", "prefill")
 """The steps of a request to its first token, in their order, as ``waterfall`` has them."""
 
 
 def waterfall(outcome: Outcome) -> dict[Kind, dict[str, float]]:
     """Mean seconds of each step to the first token, by kind of request.
 
-    ``encode`` goes from the prepared prompt to the last ticket and has queues and retries in it; ``send`` is what the router and its
+    ``encode`` goes from the prepared prompt to the last ticket, with preparation of the items, queues and retries; ``send`` is what the router and its
     calls add; ``queue`` is the wait for the engine at the text instance.
     """
     sums: dict[Kind, Counter[str]] = {}
@@ -122,7 +122,6 @@ def waterfall(outcome: Outcome) -> dict[Kind, dict[str, float]]:
         kind = record.planned.kind
         counts[kind] += 1
         known = {
-            "prepare": timeline.prepare_s,
             "encode": timeline.encode_s,
             "pull": timeline.pull_s,
             "queue": timeline.queue_s,

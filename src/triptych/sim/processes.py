@@ -22,11 +22,11 @@ class Node(Protocol):
 
 
 class SimProcesses:
-    """``boot`` makes an instance run, ``boot_s`` after its start was ordered; ``find`` returns it."""
+    """``boot`` makes an instance run, ``boot_s`` after its start was ordered, and is told when that was; ``find`` returns it."""
 
     def __init__(
         self,
-        boot: Callable[[Role, str], Awaitable[None]],
+        boot: Callable[[Role, str, float], Awaitable[None]],
         find: Callable[[str], Node | None],
         *,
         boot_s: Callable[[Role], float],
@@ -76,7 +76,7 @@ class SimProcesses:
             self.ended(process, reason)
 
     async def _start(self, role: Role, process: str) -> None:
-        stopped = self._starting[process]
+        stopped, ordered_s = self._starting[process], asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(self.boot_s(role)):
                 await stopped.wait()
@@ -86,7 +86,7 @@ class SimProcesses:
         if stopped.is_set():
             self.ended(process, "signal 15")
         else:
-            await self._boot(role, process)
+            await self._boot(role, process, ordered_s)
 
     async def _stop(self, process: str) -> None:
         node = self._find(process)

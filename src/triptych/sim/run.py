@@ -2,10 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import aclosing, suppress
 
 from triptych.domain.generation import ChatFinished, TokenChunk
+from triptych.domain.stage import ModelPart, Stage
 from triptych.domain.timeline import Timeline
 from triptych.errors import NotFound, TriptychError
 from triptych.virtual import virtual_time
@@ -15,10 +16,16 @@ from triptych.workload.requests import Plan, Planned
 from .cluster import SimCluster, running
 from .outcome import Busy, Decision, Outcome, Sample
 from .prepare import chat_request
-from .scenario import Deployment, Fault
+from .scenario import Deployment
 
 _SAMPLES = 200
 """Samples of a run, taken at equal intervals of its duration, and on until its end."""
+_SHORTEST_S = 0.1
+"""Shortest interval between two."""
+_WORK: Mapping[ModelPart, tuple[Busy, ...]] = {
+    ModelPart.ENCODER: ("prepare", "encode"),
+    ModelPart.DECODER: ("step", "copy", "pull"),
+}
 _HOPS = 2
 """Messages before the router has a request, and before a caller has a token: from the client to the gateway, and on."""
 _SETTLING_S = 3600.0
@@ -62,7 +69,6 @@ class _Run:
         self._records: dict[int, Record] = {}
         self._timelines: dict[int, Timeline] = {}
         self._samples: list[Sample] = []
-        self._decisions: list[Decision] = []
 
     async def main(self) -> Callable[[float], Outcome]:
         requests = self._plan.requests
@@ -71,11 +77,11 @@ class _Run:
             loop = asyncio.get_running_loop()
             self._began_s = loop.time()
             for node in cluster.nodes.values():
-                node.uses = [(self._began_s, None)]
+                node.uses[-1].start_s = self._began_s
             async with asyncio.TaskGroup() as watching:
                 watched = [
                     watching.create_task(self._sample(cluster)),
-                    *(watching.create_task(self._let_happen(cluster, fault)) for fault in self._deployment.faults),
+                    watching.create_task(self._let_happen(cluster)),
                 ]
                 async with asyncio.TaskGroup() as clients:
                     for number, planned in enumerate(requests):
@@ -83,7 +89,6 @@ class _Run:
                 for task in watched:
                     task.cancel()
             ended_s = loop.time() - self._began_s
-            self._decisions += cluster.decisions
             uses = [use for node in cluster.nodes.values() for use in node.used(loop.time())]
             spans = [span for node in cluster.nodes.values() for span in node.activity.spans]
             moved = dict(cluster.links.moved)
@@ -95,10 +100,7 @@ class _Run:
             timelines=[self._timelines.get(number) for number in range(len(requests))],
             instances=[use.since(first_s) for use in uses],
             samples=self._samples,
-            decisions=[
-                Decision(decision.at_s - first_s, decision.text)
-                for decision in sorted(self._decisions, key=lambda decision: decision.at_s)
-            ],
+            decisions=[Decision(decision.at_s - first_s, decision.text) for decision in cluster.decisions],
             moved_bytes=moved,
             ended_s=ended_s,
             took_s=took_s,
@@ -136,39 +138,54 @@ class _Run:
         self._note(record)
 
     async def _sample(self, cluster: SimCluster) -> None:
-        every_s = self._plan.duration_s / _SAMPLES
+        every_s = max(self._plan.duration_s / _SAMPLES, _SHORTEST_S)
         before: dict[str, dict[Busy, float]] = {}
         while True:
             await asyncio.sleep(every_s)
-            self._samples.append(_sampled(cluster, cluster.now_s - self._began_s, every_s, before))
-            before = {name: dict(node.activity.busy_s) for name, node in cluster.nodes.items()}
+            now = {name: node.activity.until(cluster.now_s) for name, node in cluster.nodes.items()}
+            self._samples.append(_sampled(cluster, cluster.now_s - self._began_s, every_s, before, now))
+            before = now
 
-    async def _let_happen(self, cluster: SimCluster, fault: Fault) -> None:
-        await asyncio.sleep(self._began_s + fault.at_s - cluster.now_s)
-        node = cluster.nodes[fault.instance]
-        match fault.what:
-            case "kill" if node.is_up:
-                await node.kill()
-            case "start" if not node.is_up:
-                await node.start()
-            case "hang":
-                node.hang()
-            case "go-on":
-                node.go_on()
-        self._decisions.append(Decision(cluster.now_s, f"{fault.what} {fault.instance} (fault of the scenario)"))
+    async def _let_happen(self, cluster: SimCluster) -> None:
+        """The faults of the scenario, those of one time in their order."""
+        for fault in sorted(self._deployment.faults, key=lambda fault: fault.at_s):
+            await asyncio.sleep(self._began_s + fault.at_s - cluster.now_s)
+            node = cluster.nodes[fault.instance]
+            match fault.what:
+                case "kill" if node.is_up:
+                    await cluster.kill(node)
+                case "start" if not node.is_up:
+                    await node.start()
+                case "hang" if node.is_up:
+                    node.hang()
+                case "go-on" if node.is_up:
+                    node.go_on()
+                case _:
+                    continue
+            cluster.decide(f"{fault.what} {fault.instance} (fault of the scenario)")
 
 
-def _sampled(cluster: SimCluster, at_s: float, every_s: float, before: dict[str, dict[Busy, float]]) -> Sample:
+def _sampled(
+    cluster: SimCluster,
+    at_s: float,
+    every_s: float,
+    before: Mapping[str, Mapping[Busy, float]],
+    now: Mapping[str, Mapping[Busy, float]],
+) -> Sample:
     sizes: dict[str, int] = {}
     pending: dict[str, int] = {}
     busy: dict[Busy, list[float]] = {}
     for name, node in cluster.nodes.items():
         if not node.is_up:
             continue
-        sizes[node.role.value] = sizes.get(node.role.value, 0) + 1
-        for stage, load in node.service.load().stages.items():
+        stages = node.service.load().stages
+        serving = "".join(stage.value[0].upper() for stage in Stage if stage in stages)
+        sizes[serving or node.role.value] = sizes.get(serving or node.role.value, 0) + 1
+        for stage, load in stages.items():
             pending[stage.value] = pending.get(stage.value, 0) + load.pending
-        for work, spent_s in node.activity.busy_s.items():
-            workers = node.kind.prepare_cores if work == "prepare" else 1
-            busy.setdefault(work, []).append((spent_s - before.get(name, {}).get(work, 0.0)) / every_s / workers)
+        for part in node.kind.profiles:
+            for work in _WORK[part]:
+                workers = node.kind.prepare_cores if work == "prepare" else 1
+                spent_s = now[name].get(work, 0.0) - before.get(name, {}).get(work, 0.0)
+                busy.setdefault(work, []).append(spent_s / every_s / workers)
     return Sample(at_s, sizes, pending, {work: sum(shares) / len(shares) for work, shares in busy.items()})

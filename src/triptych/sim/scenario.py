@@ -28,6 +28,8 @@ class InstanceKind:
     profiles: Mapping[ModelPart, Profile]
     prepare_cores: int
     """Cores that decode and preprocess items, of each instance that encodes."""
+    copied_bytes_per_s: float
+    """Between the memory of the devices and that of the host, for keys and values."""
     link: LinkSpeed
     """By which each instance sends and receives: one link for each direction."""
 

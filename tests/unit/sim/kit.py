@@ -59,4 +59,4 @@ def deployment(
 
 def _kind(role: Role) -> InstanceKind:
     parts = [ModelPart.ENCODER] * role.serves(Stage.ENCODE) + [ModelPart.DECODER] * (role is not Role.E)
-    return InstanceKind("device", 1, {part: PROFILES[part] for part in parts}, 4, LINK)
+    return InstanceKind("device", 1, {part: PROFILES[part] for part in parts}, 4, 8e9, LINK)

@@ -67,7 +67,7 @@ def test_a_request_alone_takes_what_its_steps_take() -> None:
     assert record.tpot_s == pytest.approx(STEP_S + SEQUENCE_S, rel=0.02)
     assert record.prompt_tokens == prompt
     busy = {use.name: use.busy_s for use in outcome.instances}
-    assert busy["encoder-1"]["prepare"] == pytest.approx(PREPARE_S)
+    assert busy["encoder-1"]["prepare"] == pytest.approx(PREPARE_S / 4), "of four cores"
     assert busy["text-1"]["step"] == pytest.approx(prefill_s + 10 * (STEP_S + SEQUENCE_S))
 
 
@@ -124,6 +124,41 @@ def test_an_encoder_that_is_killed_costs_no_answer() -> None:
     ]
     first, second = (use for use in outcome.instances if use.name == "encoder-1")
     assert (first.start_s, first.end_s, second.start_s) == pytest.approx((0.0, 5.0, 12.0), abs=1e-3)
+
+
+def test_an_image_beside_a_running_answer_waits_for_a_step_not_for_the_answer() -> None:
+    plan = Plan([Planned(0.0, 20, (), 200), Planned(1.0, 20, (IMAGE,), 2)], 5.0)
+    outcome = simulate(deployment({Role.EPD: 1}), plan)
+    answer, image = outcome.records
+    assert answer.end_s > 3
+    assert image.ttft_s is not None
+    assert image.ttft_s < 0.2
+
+
+def test_nothing_is_busy_for_longer_than_it_is_there() -> None:
+    faults = [Fault(3.0, "text-1", "kill"), Fault(4.0, "text-1", "start"), Fault(6.0, "hybrid-1", "kill")]
+    outcome = simulate(deployment({Role.EPD: 2, Role.PD: 1}, faults=faults), mixed(8.0, duration_s=10.0))
+    assert len(outcome.instances) == 4
+    for use in outcome.instances:
+        assert all(0 <= spent_s <= use.lasted_s + 1e-6 for spent_s in use.busy_s.values()), use
+    for sample in outcome.samples:
+        assert all(0 <= share <= 1 + 1e-6 for share in sample.busy.values()), sample
+
+
+def test_one_that_hung_and_was_started_again_serves() -> None:
+    faults = [Fault(1.0, "text-1", "hang"), Fault(2.0, "text-1", "kill"), Fault(3.0, "text-1", "start")]
+    outcome = simulate(deployment({Role.E: 1, Role.PD: 1}, faults=faults), mixed(4.0, duration_s=30.0))
+    late = [record for record in outcome.records if record.planned.arrival_s > 12]
+    assert late
+    assert not any(record.error for record in late)
+
+
+def test_a_killed_instance_is_started_again_where_the_pool_manager_scales() -> None:
+    manager = {"autoscale": True, "scaler": "127.0.0.1:1", "control": {"pool_sizes": ("E=1-2", "PD=1-2")}}
+    scaled = deployment({Role.E: 1, Role.PD: 1}, manager=manager, scales=True, faults=[Fault(5.0, "text-1", "kill")])
+    outcome = simulate(scaled, mixed(2.0, duration_s=60.0))
+    assert any(decision.text.startswith("start text-1: ") for decision in outcome.decisions)
+    assert not any(record.error for record in outcome.records if record.planned.arrival_s > 40)
 
 
 def test_requests_that_take_too_long_time_out() -> None:

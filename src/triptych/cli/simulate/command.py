@@ -1,7 +1,8 @@
 """Runs simulations: each rate with each seed, side by side, and what is shown and written of them."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
@@ -15,14 +16,21 @@ from rich.table import Table
 from triptych.cli.bench import show
 from triptych.cli.outcome import CliError
 from triptych.cli.simulate.deployment import Simulated
+from triptych.errors import TriptychError
 from triptych.runtime.cores import usable_cores
+from triptych.runtime.process import CannotStart
 from triptych.sim import html, perfetto
 from triptych.sim.outcome import STEPS, Outcome, waterfall
+from triptych.sim.prepare import PlannedPrepare, chat_request
 from triptych.sim.run import simulate
+from triptych.sim.scenario import Deployment
+from triptych.virtual.virtual_time import VirtualTimeError
 from triptych.workload.report import Objectives, Report, summarize
-from triptych.workload.requests import Plan
+from triptych.workload.requests import Plan, Planned, WorkloadError
 from triptych.workload.workload import Workload
 
+_TRIED = 100
+"""Requests of a plan that are tried before anything runs."""
 MODE = "services"
 """How a result came about: the real services ran in virtual time."""
 
@@ -57,6 +65,9 @@ class Outputs:
 
         if report is not None and find_spec("matplotlib") is None:
             raise CliError("--report needs matplotlib: install Triptych's extra 'bench'", caller=True)
+        given = [path for path in (json_file, report, trace) if path is not None]
+        if len({path.absolute() for path in given}) < len(given):
+            raise CliError("--json, --report and --perfetto name one file", caller=True)
         for path in (json_file, report, trace):
             if path is not None:
                 try:
@@ -70,6 +81,8 @@ class Outputs:
 @dataclass(frozen=True, slots=True)
 class _Case:
     simulation: Simulation
+    rate: float | None
+    """What was asked for; None for a trace's own."""
     plan: Plan
     seed: int
     keeps_spans: bool
@@ -80,11 +93,16 @@ def run(simulation: Simulation, outputs: Outputs, console: Console) -> None:
     workload = simulation.workload
     cases = [
         _Case(
-            simulation, workload.plan(rate, workload.seed + number), workload.seed + number, outputs.trace is not None
+            simulation,
+            rate,
+            workload.plan(rate, workload.seed + number),
+            workload.seed + number,
+            outputs.trace is not None,
         )
         for rate in workload.rates
         for number in range(simulation.seeds)
     ]
+    _refuse_impossible(simulation, cases)
     for note in simulation.simulated.notes:
         console.print(note, soft_wrap=True, style="dim")
     outcomes: list[Outcome] = []
@@ -94,6 +112,7 @@ def run(simulation: Simulation, outputs: Outputs, console: Console) -> None:
     except KeyboardInterrupt:
         interrupted = True
         console.print(f"interrupted: {len(outcomes)} of {len(cases)} runs had ended")
+    outcomes = [_counted(simulation, outcome) for outcome in outcomes]
     outcomes.sort(key=lambda outcome: (outcome.rate, outcome.seed))
     if outcomes:
         _show(simulation, outcomes, console)
@@ -111,7 +130,7 @@ def _outcomes(cases: Sequence[_Case], console: Console) -> Iterator[Outcome]:
             yield _simulated(case, lambda: bar.advance(task))
             return
         workers = min(len(cases), len(usable_cores()))
-        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        with ProcessPoolExecutor(workers, get_context("spawn"), _ignore_interrupts) as pool:
             futures = {pool.submit(_simulated, case): case for case in cases}
             try:
                 for future in as_completed(futures):
@@ -122,25 +141,66 @@ def _outcomes(cases: Sequence[_Case], console: Console) -> Iterator[Outcome]:
                 raise
 
 
-def _simulated(case: _Case, advance: Any = None) -> Outcome:
-    """One run, in its own process or in this one."""
+def _ignore_interrupts() -> None:
+    """Ctrl-C goes to the whole group; the parent ends its workers."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _simulated(case: _Case, advance: Callable[[], None] | None = None) -> Outcome:
+    """One run, in its own process or in this one. Raises CliError for a cluster that does not get ready."""
     simulation = case.simulation
-    outcome = simulate(
-        simulation.simulated.deployment,
-        case.plan,
-        seed=case.seed,
-        timeout_s=simulation.timeout_s,
-        keeps_spans=case.keeps_spans,
-        note=(lambda _: None) if advance is None else (lambda _: advance()),
-    )
-    counted = [
-        number for number, record in enumerate(outcome.records) if record.planned.arrival_s >= simulation.warm_up_s
-    ]
+    try:
+        outcome = simulate(
+            simulation.simulated.deployment,
+            case.plan,
+            seed=case.seed,
+            timeout_s=simulation.timeout_s,
+            keeps_spans=case.keeps_spans,
+            note=(lambda _: None) if advance is None else (lambda _: advance()),
+        )
+    except (CannotStart, TimeoutError, VirtualTimeError, OSError) as error:
+        raise CliError(
+            f"the cluster cannot be simulated: {error or 'it does not get ready in time'}", caller=True
+        ) from None
+    return replace(outcome, rate=case.plan.rate if case.rate is None else case.rate)
+
+
+def _counted(simulation: Simulation, outcome: Outcome) -> Outcome:
+    """Only the requests after the warm-up, whose end is the beginning then."""
+    numbers = [at for at, record in enumerate(outcome.records) if record.planned.arrival_s >= simulation.warm_up_s]
+    records = [outcome.records[at] for at in numbers]
     return replace(
         outcome,
-        records=[outcome.records[number] for number in counted],
-        timelines=[outcome.timelines[number] for number in counted],
+        records=[
+            replace(record, planned=replace(record.planned, arrival_s=record.planned.arrival_s - simulation.warm_up_s))
+            for record in records
+        ],
+        timelines=[outcome.timelines[at] for at in numbers],
     )
+
+
+def _refuse_impossible(simulation: Simulation, cases: Sequence[_Case]) -> None:
+    """Raise WorkloadError if no request is counted, or none of the first could be served."""
+    deployment = simulation.simulated.deployment
+    for case in cases:
+        requests = case.plan.requests
+        if not any(planned.arrival_s >= simulation.warm_up_s for planned in requests):
+            raise WorkloadError(f"--warm-up {simulation.warm_up_s:g}: no request comes after it")
+        faults = [_fault_of(deployment, planned) for planned in requests[:_TRIED]]
+        if all(faults):
+            raise WorkloadError(f"no request can be served: {faults[0]}")
+
+
+def _fault_of(deployment: Deployment, planned: Planned) -> str:
+    """Why a request would be refused; empty if it would not."""
+    prepare = PlannedPrepare(deployment.family)
+    request = chat_request(0, planned, deployment.model.model_id, timeout_s=1.0)
+    prepare.expect(request, 0, planned)
+    try:
+        prepare(request, deployment.model)
+    except TriptychError as error:
+        return error.message
+    return ""
 
 
 def _report(simulation: Simulation, outcome: Outcome) -> Report:
@@ -170,8 +230,9 @@ def _show(simulation: Simulation, outcomes: Sequence[Outcome], console: Console)
         console.print(
             f"goodput {best:.3g} requests/s (the highest rate with at least {simulation.attainment:.0%} attainment on average)"
         )
-    for name, cost in _cost(simulation, outcomes).items():
-        console.print(f"{name} {cost}", soft_wrap=True)
+    for outcome in outcomes:
+        if price := _price(simulation, outcome):
+            console.print(f"price at {outcome.rate:.3g} requests/s: {price}", soft_wrap=True)
     took_s = sum(outcome.took_s for outcome in outcomes)
     requests = sum(len(outcome.records) for outcome in outcomes)
     console.print(f"{requests} requests simulated by {MODE} in {took_s:.1f} s of CPU", style="dim")
@@ -181,40 +242,26 @@ def goodput(simulation: Simulation, outcomes: Sequence[Outcome]) -> float | None
     """The highest rate at which the runs of all seeds together meet the objectives; None without objectives."""
     if not simulation.objectives.any:
         return None
-    best = 0.0
-    for rate in {outcome.rate for outcome in outcomes} if simulation.seeds == 1 else _asked(simulation):
-        runs = _of_rate(simulation, outcomes, rate)
-        shares = [share for run in runs if (share := _report(simulation, run).attainment) is not None]
-        if shares and sum(shares) / len(shares) >= simulation.attainment:
-            best = max(best, rate)
-    return best
+    shares: dict[float, list[float]] = {}
+    for outcome in outcomes:
+        shares.setdefault(outcome.rate, []).append(_report(simulation, outcome).attainment or 0.0)
+    met = [rate for rate, of_rate in shares.items() if sum(of_rate) / len(of_rate) >= simulation.attainment]
+    return max(met, default=0.0)
 
 
-def _asked(simulation: Simulation) -> Sequence[float]:
-    return [rate for rate in simulation.workload.rates if rate is not None]
-
-
-def _of_rate(simulation: Simulation, outcomes: Sequence[Outcome], rate: float) -> Sequence[Outcome]:
-    """The runs at this rate: exactly, or with several seeds those whose asked rate is the nearest."""
-    if simulation.seeds == 1:
-        return [outcome for outcome in outcomes if outcome.rate == rate]
-    asked = _asked(simulation)
-    return [outcome for outcome in outcomes if min(asked, key=lambda known: abs(known - outcome.rate)) == rate]
-
-
-def _cost(simulation: Simulation, outcomes: Sequence[Outcome]) -> Mapping[str, str]:
-    """What the devices of the first run cost, where all have a price."""
-    outcome, prices = outcomes[0], simulation.simulated.prices
-    hours = outcome.device_hours()
-    if not hours or not hours.keys() <= prices.keys():
-        return {}
-    dollars = sum(spent * prices[device] for device, spent in hours.items())
+def _price(simulation: Simulation, outcome: Outcome) -> str:
+    """What the devices of a run cost; empty where one has no price, or nothing was answered."""
+    hours, prices = outcome.device_hours(), simulation.simulated.prices
     report = _report(simulation, outcome)
-    span_h = max(outcome.ended_s, 1e-9) / 3600
-    return {
-        "price": f"${dollars / span_h:.2f} per hour, ${1000 * dollars / max(1, report.answered):.2f} per thousand requests, "
-        f"${1e6 * dollars / max(1, report.output_tokens + report.prompt_tokens):.2f} per million tokens"
-    }
+    if not hours or not hours.keys() <= prices.keys() or not report.answered:
+        return ""
+    lasted_s = max(outcome.ended_s, 1e-9)
+    per_hour = sum(spent * prices[device] for device, spent in hours.items()) * 3600 / lasted_s
+    dollars = per_hour * (lasted_s - simulation.warm_up_s) / 3600
+    return (
+        f"${per_hour:.2f} per hour, ${1000 * dollars / report.answered:.2f} per thousand requests, "
+        f"${1e6 * dollars / (report.output_tokens + report.prompt_tokens):.2f} per million tokens"
+    )
 
 
 def _write(simulation: Simulation, outcomes: Sequence[Outcome], outputs: Outputs) -> None:

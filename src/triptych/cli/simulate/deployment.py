@@ -1,6 +1,6 @@
 """A deployment to simulate, from the options that ``triptych up`` has, and the devices that it does not need."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -51,6 +51,16 @@ _IMAGE_PX = 448
 _CONTEXT = 512
 """Tokens of each answer beside which a budget is computed."""
 _LINK_S = 0.0003
+_NOT_SIMULATED = (
+    "--engine=vllm",
+    "--vllm-args",
+    "--embedding-files",
+    "--delay-profile",
+    "--resident=role",
+    "--tls",
+    "--redis",
+)
+"""Options of services that would be without effect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +121,7 @@ class _Making:
         """That of measured profiles, else the model's on GPUs."""
         if self._measured:
             return self._measured[0].identity.dtype
-        first = self._device(next(iter(_by_role(self._hardware.device, tuple(Role), "--device").values())))
+        first = self._device(next(iter(_by_role(self._hardware.device, "--device").values())))
         return DTYPES["float32" if first.kind == "cpu" else self._model.dtype_name]
 
     def made(
@@ -124,13 +134,20 @@ class _Making:
         given: Flags,
         faults: Sequence[str],
     ) -> Simulated:
+        for flag in dict.fromkeys(flag for flags in given.values() for flag in flags):
+            if flag.startswith(_NOT_SIMULATED):
+                raise CliError(f"simulate does not have {flag.partition('=')[0]}", caller=True)
         preset: Preset | None = None if preset_name is None else PRESETS[preset_name]
         sizes = placed(roles or (DEFAULT_ROLES if preset is None else preset.roles))
         if preset is not None and preset_name is not None and roles is not None:
             preset.placed_as(roles, preset_name)
         switches = (preset is not None and preset.switching) if switch_roles is None else switch_roles
-        devices = {role: self._device(name) for role, name in self._of_roles(self._hardware.device, sizes).items()}
-        degrees = {role: _degree(text) for role, text in self._of_roles(self._hardware.degree, sizes).items()}
+        devices = {
+            role: self._device(name) for role, name in _of_roles(self._hardware.device, sizes, "--device").items()
+        }
+        degrees = {
+            role: _degree(text) for role, text in _of_roles(self._hardware.degree, sizes, "--tensor-parallel").items()
+        }
         targets = {role: Target(devices[role], self._dtype, degrees[role]) for role in sizes}
         kinds = {role: self._kind(role, targets[role], switches=switches) for role in sizes}
         cluster = ClusterSettings(
@@ -154,8 +171,10 @@ class _Making:
             if role is Role.E and not switches:
                 continue
             switchable = (f"--switchable={Role.EPD.value}",) if switches else ()
-            below = self._sizes_of_memory(role, targets[role], kinds[role], switches=switches)
+            below = self._sizes_of_memory(role, targets[role], kinds[role])
             text: TextSettings = loaded("text", (path, f"--role={role.value}", *switchable, *flags["text"]), below)
+            if text.switchable is not None and not switches:
+                raise CliError("--switchable is set in the environment: use --switch-roles", caller=True)
             texts[role], budget = self._within_objective(text, kinds[role])
             if budget is not None:
                 budgets[role] = budget
@@ -192,9 +211,6 @@ class _Making:
     def _device(self, name: str) -> Device:
         return at_hand(self._catalogue.device(name), self._hardware.prepare_cores)
 
-    def _of_roles(self, text: str, sizes: Mapping[Role, int]) -> Mapping[Role, str]:
-        return _by_role(text, tuple(sizes), "--device" if text == self._hardware.device else "--tensor-parallel")
-
     def _kind(self, role: Role, target: Target, *, switches: bool) -> InstanceKind:
         stages = Role.EPD if switches else role
         parts = [ModelPart.ENCODER] * stages.serves(Stage.ENCODE)
@@ -205,23 +221,33 @@ class _Making:
             devices=target.degree,
             profiles={part: self._profile(part, target) for part in parts},
             prepare_cores=self._hardware.prepare_cores,
+            copied_bytes_per_s=target.degree * target.device.host_nbytes_per_s,
             link=LinkSpeed(target.degree * target.device.network_nbytes_per_s, _LINK_S),
         )
 
     def _profile(self, part: ModelPart, target: Target) -> Profile:
-        """The measured one of this part, dtype and degree, else a computed one. Raises DoesNotFit."""
-        for profile in self._measured:
-            identity = profile.identity
-            if (identity.part, identity.dtype, identity.tensor_parallel) == (part, target.dtype, target.degree):
-                return profile
+        """The measured one if there are some, else a computed one. Raises CliError if none fits, and DoesNotFit."""
+        digest = self._model.digest(part)
+        if self._measured:
+            wanted = (part, digest, target.dtype, target.degree, True)
+            for profile in self._measured:
+                found = profile.identity
+                fits = found.hardware in target.device.hardware
+                if (found.part, found.digest, found.dtype, found.tensor_parallel, fits) == wanted:
+                    return profile
+            raise CliError(
+                f"--profiles {self._hardware.profiles}: none is of this model's {part.value} in {target.dtype.value} on "
+                f"{target.degree} x {target.device.name} ({', '.join(target.device.hardware)})",
+                caller=True,
+            )
         self._model.memory(part, target)
         host: Host = self._catalogue.host
-        origins = Origins(self._model.digest(part), "", f"triptych simulate --device {target.device.name}")
+        origins = Origins(digest, "", f"triptych simulate --device {target.device.name}")
         if part is ModelPart.ENCODER:
             return encoder_profile(self._model.encoder(target.dtype), target, host, origins)
         return decoder_profile(self._model.architecture.decoder, target, host, origins)
 
-    def _sizes_of_memory(self, role: Role, target: Target, kind: InstanceKind, *, switches: bool) -> Mapping[str, Any]:
+    def _sizes_of_memory(self, role: Role, target: Target, kind: InstanceKind) -> Mapping[str, Any]:
         """Defaults in place of those for small machines: what the device has left for keys and values, and large arenas."""
         free = decoder_memory(self._model.architecture.decoder, target).free_nbytes * target.degree
         if ModelPart.ENCODER in kind.profiles:
@@ -230,7 +256,6 @@ class _Making:
             free -= encoder.parameters * target.dtype.itemsize
         if free <= 0:
             raise DoesNotFit(f"{role.value} on {target.device.name}: nothing is left for keys and values")
-        del switches
         return {"kv_cache_bytes": free, "kv_arena_bytes": _ARENA_BYTES, "image_cache_bytes": _ARENA_BYTES}
 
     def _within_objective(self, settings: TextSettings, kind: InstanceKind) -> tuple[TextSettings, ImageBudget | None]:
@@ -264,11 +289,8 @@ class _Making:
             notes.append("there is only config.json: media are taken to be processed as the encoder needs it")
         for role, kind in kinds.items():
             for part, profile in kind.profiles.items():
-                measured = profile.measured.origin is Origin.MEASURED
-                source = (
-                    f"measured on {profile.identity.hardware}" if measured else f"computed for {devices[role].title}"
-                )
-                notes.append(f"costs of the {part.value} in {role.value}: {source}")
+                source = "measured on" if profile.measured.origin is Origin.MEASURED else "computed for"
+                notes.append(f"costs of the {part.value} in {role.value}: {source} {devices[role].title}")
         return list(dict.fromkeys(notes))
 
 
@@ -280,20 +302,28 @@ def _read(path: Path) -> tuple[Profile, ...]:
     return tuple(profiles)
 
 
-def _by_role(text: str, roles: Sequence[Role], option: str) -> Mapping[Role, str]:
-    """``VALUE`` for all roles, or ``ROLE=VALUE,...`` with one for each. Raises CliError."""
+def _by_role(text: str, option: str) -> Mapping[Role, str]:
+    """``VALUE`` for all roles, or ``ROLE=VALUE,...``. Raises CliError."""
     if "=" not in text:
-        return dict.fromkeys(roles, text)
+        return dict.fromkeys(Role, text)
     values: dict[Role, str] = {}
     for entry in text.split(","):
         letters, _, value = entry.strip().partition("=")
         role = next((role for role in Role if role.value == letters), None)
         if role is None or not value:
             raise CliError(f"{option} {text}: {entry.strip()!r} is not ROLE=VALUE", caller=True)
+        if role in values:
+            raise CliError(f"{option} {text}: {letters} is there more than once", caller=True)
         values[role] = value
-    if lacking := [role.value for role in roles if role not in values and len(roles) < len(Role)]:
-        raise CliError(f"{option} {text}: nothing is said of {' and '.join(lacking)}", caller=True)
     return values
+
+
+def _of_roles(text: str, roles: Iterable[Role], option: str) -> Mapping[Role, str]:
+    """The value of each of these roles. Raises CliError if one has none."""
+    values = _by_role(text, option)
+    if lacking := [role.value for role in roles if role not in values]:
+        raise CliError(f"{option} {text}: nothing is said of {' and '.join(lacking)}", caller=True)
+    return {role: values[role] for role in roles}
 
 
 def _degree(text: str) -> int:
@@ -309,12 +339,15 @@ def _fault(text: str, sizes: Mapping[Role, int]) -> Fault:
     parts = text.split(":")
     names = [f"{NAMES[role]}-{number}" for role, count in sizes.items() for number in range(1, count + 1)]
     try:
-        at_s, what, instance = float(parts[0]), parts[1], parts[2]
-    except (ValueError, IndexError):
+        [seconds, what, instance] = parts
+        at_s = float(seconds)
+    except ValueError:
         raise CliError(
             f"--fault {text}: write SECONDS:WHAT:INSTANCE, for example 10:kill:{names[0]}", caller=True
         ) from None
-    if what not in ("kill", "start", "hang", "go-on") or not 0 <= at_s < float("inf"):
+    if not 0 <= at_s < float("inf"):
+        raise CliError(f"--fault {text}: SECONDS is a number from 0 on", caller=True)
+    if what not in ("kill", "start", "hang", "go-on"):
         raise CliError(f"--fault {text}: WHAT is kill, start, hang or go-on", caller=True)
     if instance not in names:
         raise CliError(f"--fault {text}: there will be no {instance}; there will be {', '.join(names)}", caller=True)

@@ -40,7 +40,7 @@ def test_a_configuration_alone_is_simulated_on_a_device(config: Path, tmp_path: 
     )
     assert "computed for NVIDIA A100 SXM 80 GB" in said
     assert "attainment 100.0%" in said
-    assert "price $10.80 per hour" in said, "five devices at $2.16"
+    assert "requests/s: $10.80 per hour" in said, "five devices at $2.16"
     document = json.loads(results.read_text())
     [run] = document["runs"]
     assert document["mode"] == "services"
@@ -71,7 +71,7 @@ def test_options_come_from_a_file_and_are_overridden(config: Path, tmp_path: Pat
     scenario = tmp_path / "scenario.toml"
     scenario.write_text(
         f'[cluster]\nmodel = "{config}"\ndevice = "h100"\nroles = "E:1,PD:1"\nmax-sequences = 8\n'
-        "[workload]\nrate = 9\nduration = 5\noutput_tokens = 4\nfault = ['2:kill:encoder-1', '3:start:encoder-1']\n"
+        "[workload]\nrate = 9\nimages = [0, 1]\nduration = 5\noutput_tokens = 4\nfault = ['2:kill:encoder-1', '3:start:encoder-1']\n"
     )
     results = tmp_path / "results.json"
     said = triptych("--scenario", scenario, "--rate", 2, "--json", results)
@@ -105,6 +105,17 @@ def test_the_demo_model_is_simulated_with_measured_profiles(tmp_path: Path) -> N
         (("--rate", 1, "--fault", "2:kill"), "write SECONDS:WHAT:INSTANCE"),
         (("--rate", 1, "--fault", "2:burn:encoder-1"), "WHAT is kill, start, hang or go-on"),
         (("--rate", 1, "--fault", "2:kill:encoder-9"), "there will be no encoder-9"),
+        (("--rate", 1, "--fault", "nan:kill:encoder-1"), "SECONDS is a number"),
+        (("--rate", 1, "--fault", "1:kill:encoder-1:now"), "write SECONDS:WHAT:INSTANCE"),
+        (("--rate", 1, "--engine", "vllm"), "simulate does not have --engine"),
+        (("--rate", 1, "--duration", 3, "--warm-up", 10), "no request comes after it"),
+        (
+            ("--rate", 1, "--sounds", "1", "--images", "0"),
+            "no request can be served: the model takes images, not audio",
+        ),
+        (("--rate", 1, "--text-tokens", "100000"), "no request can be served: the prompt has"),
+        (("--rate", 1, "--device", "E=l4,PD=h100,E=h100"), "E is there more than once"),
+        (("--rate", 1, "--json", "a.json", "--report", "a.json"), "name one file"),
         (("--rate", 1, "--images", "many"), "is not VALUE or VALUE:WEIGHT"),
         (("--rate", 1, "--max-seqences", "8"), "did you mean --max-sequences"),
         (("--rate", 1, "--json", "/proc/nowhere/results.json"), "cannot write"),
@@ -114,6 +125,51 @@ def test_what_cannot_be_simulated_is_refused_before_anything_runs(
     config: Path, arguments: tuple[str | float, ...], message: str
 ) -> None:
     assert message in triptych("--model", config, *arguments, status=2)
+
+
+def test_profiles_of_another_model_or_device_are_refused(config: Path, tmp_path: Path) -> None:
+    profiles = tmp_path / "profiles"
+    analytic = ("profile", "--analytic", "--model", str(config), "--device", "h100", "--out", str(profiles))
+    assert CliRunner().invoke(app, list(analytic)).exit_code == 0
+    given = ("--model", config, "--profiles", profiles, *SHORT)
+    assert "computed for NVIDIA H100" in triptych(*given, "--device", "h100")
+    assert "none is of this model's encoder" in triptych(*given, "--device", "a100-80", status=2)
+    given = ("--profiles", profiles, "--device", "h100", *SHORT)
+    assert "none is of this model's encoder" in triptych(*given, status=2)
+
+
+def test_requests_of_the_warm_up_are_not_counted(config: Path, tmp_path: Path) -> None:
+    runs = []
+    for number, arguments in enumerate(((), ("--warm-up", 4))):
+        results = tmp_path / f"{number}.json"
+        triptych("--model", config, "--rate", 5, "--duration", 8, "--output-tokens", 4, "--json", results, *arguments)
+        runs.append(json.loads(results.read_text())["runs"][0])
+    whole, rest = (run["report"] for run in runs)
+    assert 0 < rest["requests"] < whole["requests"]
+    assert rest["requests_per_s"] == pytest.approx(5.0, rel=0.5)
+    assert {request["ttft_s"] for request in runs[1]["requests"]} <= {
+        request["ttft_s"] for request in runs[0]["requests"]
+    }
+
+
+def test_several_seeds_count_for_the_rate_that_was_asked_for(config: Path, tmp_path: Path) -> None:
+    results = tmp_path / "results.json"
+    triptych(
+        *("--model", config, "--sweep", "2,2.2", "--seeds", 3, "--duration", 4, "--output-tokens", 4),
+        *("--slo-ttft-ms", 5000, "--json", results),
+    )
+    document = json.loads(results.read_text())
+    assert [run["rate"] for run in document["runs"]] == [2.0] * 3 + [2.2] * 3
+    assert document["goodput_rps"] == 2.2
+
+
+def test_roles_are_switched_between_all_stages(config: Path) -> None:
+    said = triptych(
+        *("--model", config, "--device", "a100-80", "--roles", "E:1,P:3,D:1", "--switch-roles", "--rate", 8),
+        *("--images", 6, "--image-size", "336x336", "--text-tokens", 8, "--output-tokens", 64, "--duration", 60),
+        *("--slo", "ttft=1s,tbt=40ms", "--max-sequences", 64),
+    )
+    assert " switches to " in said
 
 
 def test_a_model_that_does_not_fit_is_refused_with_numbers(config: Path) -> None:
