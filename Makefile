@@ -11,8 +11,9 @@ TORCH ?= torch==2.13.0
 PYTEST_ARGS ?=
 # One process that has nothing left to do takes over the later half of what another has.
 PYTEST := $(BIN)/python -m pytest --dist worksteal
-# For two cores: tests wait for other processes and for times for a quarter of theirs.
+# For two cores: tests wait for other processes and for times for a quarter of theirs. Some extended ones measure times.
 WORKERS := -n 3
+FEWER := -n 2
 # What `make test-vllm` runs: its own tests, and the suites of all engines. vLLM warns where it is imported.
 VLLM_TESTS := -rs --durations=10 -W ignore tests/vllm tests/contract/test_encoder_engine.py tests/contract/test_text_engine.py \
 	tests/contract/test_continuations.py tests/contract/test_kv_transfer.py
@@ -54,7 +55,7 @@ test: check  ## The rest of the unit tests, contracts, simulations, and one pass
 	$(PYTEST) $(WORKERS) -rs --durations=10 -m "(slow or hypothesis) and not extended"
 
 test-all: test  ## The rest of the suite
-	$(PYTEST) $(WORKERS) -rs --durations=10 -m extended
+	$(PYTEST) $(FEWER) -rs --durations=10 -m extended
 
 test-compose: $(STAMP)  ## Build the images and run docker-compose.yml; as root on Debian without Docker, on an engine of its own
 	TRIPTYCH_TEST_COMPOSE=$${TRIPTYCH_TEST_COMPOSE:-1} $(BIN)/python -m pytest -s --durations=10 $(PYTEST_ARGS) tests/compose

@@ -37,8 +37,8 @@ class Tree:
 
     @property
     def environment(self) -> dict[str, str]:
-        """PYTHONPATH comes before the editable installation of this revision."""
-        return {**os.environ, "PYTHONPATH": str(self.root / "src")}  # noqa: TID251 - a child gets all of it
+        """PYTHONPATH comes before the editable installation of this revision. ``tests`` are modules under the root."""
+        return {**os.environ, "PYTHONPATH": f"{self.root / 'src'}:{self.root}"}  # noqa: TID251 - a child gets all of it
 
     def run(self, code: str) -> str:
         """What the code prints. Raises CalledProcessError."""
