@@ -1,22 +1,11 @@
 """Roles of a model's instances, and how many have each, as ``--roles`` says it."""
 
 import re
-from collections.abc import Mapping
 
 from triptych.cli.outcome import ClusterError
-from triptych.domain.stage import Role, Stage
+from triptych.domain.stage import INSTANCE_NAMES, Role, Stage
 
 DEFAULT_ROLES = "E:2,PD:1"
-NAMES: Mapping[Role, str] = {
-    Role.E: "encoder",
-    Role.P: "prefill",
-    Role.D: "decode",
-    Role.PD: "text",
-    Role.EP: "encode-prefill",
-    Role.ED: "encode-decode",
-    Role.EPD: "hybrid",
-}
-"""Beginnings of instances' names by role, in the order in which the instances start."""
 _MOST = 64
 """Instances of one role."""
 _COUNT = re.compile("[0-9]{1,3}")
@@ -28,9 +17,9 @@ def placed(roles: str) -> dict[Role, int]:
     sizes: dict[Role, int] = {}
     for entry in roles.split(","):
         letters, _, count = entry.strip().partition(":")
-        role = next((role for role in NAMES if role.value == letters), None)
+        role = next((role for role in INSTANCE_NAMES if role.value == letters), None)
         if role is None:
-            raise _wrong(roles, f"{letters!r} is no role; roles are {', '.join(role.value for role in NAMES)}")
+            raise _wrong(roles, f"{letters!r} is no role; roles are {', '.join(role.value for role in INSTANCE_NAMES)}")
         if not (_COUNT.fullmatch(count) and 1 <= int(count) <= _MOST):
             raise _wrong(roles, f"{entry.strip()!r} is not ROLE:COUNT with a count of 1 to {_MOST}")
         if role in sizes:
@@ -38,7 +27,7 @@ def placed(roles: str) -> dict[Role, int]:
         sizes[role] = int(count)
     if idle := [stage.value for stage in Stage if not any(role.serves(stage) for role in sizes)]:
         raise _wrong(roles, f"nothing would {' and '.join(idle)}")
-    return {role: sizes[role] for role in NAMES if role in sizes}
+    return {role: sizes[role] for role in INSTANCE_NAMES if role in sizes}
 
 
 def fair_threads(processes: int, cores: int, *, grows: bool) -> int:

@@ -11,9 +11,9 @@ from typing import Self, TypedDict, Unpack
 from triptych.cli import ports
 from triptych.cli.model import Model
 from triptych.cli.outcome import ClusterError
-from triptych.cli.placement import DEFAULT_ROLES, NAMES, placed
+from triptych.cli.placement import DEFAULT_ROLES, placed
 from triptych.domain.scaling import PoolName
-from triptych.domain.stage import Role, Stage
+from triptych.domain.stage import INSTANCE_NAMES, Role, Stage
 
 ENGINES = ("encoder", "text")
 MANAGER = "pool-manager"
@@ -260,7 +260,7 @@ def _mounted(options: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
 
 def name_pattern(model: Model, role: Role) -> str:
     """The names of instances of a model and role, with ``{}`` for their number."""
-    return f"{model.prefix}{NAMES[role]}-{{}}"
+    return f"{model.prefix}{INSTANCE_NAMES[role]}-{{}}"
 
 
 def _name(model: Model, role: Role, number: int) -> str:

@@ -12,13 +12,12 @@ from rich.text import Text
 
 from triptych.cli.managers import Managers
 from triptych.cli.outcome import CliError
-from triptych.cli.placement import NAMES
 from triptych.cli.show import folding_table
 from triptych.domain.decision import Acting, DecisionSummary, ScalingStatus
 from triptych.domain.durations import in_words
 from triptych.domain.pool import MAX_OVERRIDE_S, ManagerStatus, ManualSize, MemberCondition, MemberStatus, PoolStatus
 from triptych.domain.scaling import PoolName
-from triptych.domain.stage import Role, Stage
+from triptych.domain.stage import INSTANCE_NAMES, Role, Stage
 from triptych.errors import FailedPrecondition, InvalidRequest, NotFound
 from triptych.rpc.stubs import PoolManagerStub
 
@@ -29,7 +28,7 @@ _REGISTERED_S = 10.0
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _DURATION = re.compile(r"(\d{1,7}(?:\.\d{1,3})?)\s*([smhd])")
 _ADVICE = {Acting.NONE: "advice only", Acting.MANUAL: "acts on sizes set by hand only"}
-_KINDS = {name: role for role, name in NAMES.items()}
+_KINDS = {name: role for role, name in INSTANCE_NAMES.items()}
 
 
 def duration_s(text: str) -> float:

@@ -252,8 +252,8 @@ def simulate(
 ) -> None:
     """Simulate a cluster: the real services, policies and state machines, in virtual time.
 
-    Costs come from measured profiles, or are computed for a device from the model's configuration. Every setting of a service is
-    an option, as of *triptych up*.
+    Costs come from measured profiles, or are computed for a device from the model's configuration. Settings of services are
+    options, as of *triptych up*, except those that have no effect here, which are refused.
     """
     del scenario  # its callback has read it
     from triptych.cli.service_options import parse

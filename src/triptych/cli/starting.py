@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from triptych.cli.options import DEFAULT_PORT, DEFAULT_ROUTER_PORT, failures
-from triptych.cli.placement import DEFAULT_ROLES, NAMES, fair_threads, placed
+from triptych.cli.placement import DEFAULT_ROLES, fair_threads, placed
 from triptych.cli.presets import PRESETS, PresetName
+from triptych.domain.stage import INSTANCE_NAMES
 
 EXAMPLES = (
     "Examples:\n\n- `triptych up` serves the demo model\n\n"
@@ -68,7 +69,7 @@ def up(
         typer.Option(
             metavar="ROLE:COUNT,...",
             help="Processes of each model by role. A role names its stages: E encodes, P prefills, D decodes; there are "
-            f"{', '.join(role.value for role in NAMES)}.",
+            f"{', '.join(role.value for role in INSTANCE_NAMES)}.",
             show_default=DEFAULT_ROLES,
             rich_help_panel=_SIZES,
         ),

@@ -1,5 +1,6 @@
 """The stages of a request, the parts of a model that compute them, and the roles of instances."""
 
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from enum import Enum
 from typing import Self
@@ -46,3 +47,15 @@ class Role(Enum):
     def serves(self, *stages: Stage) -> bool:
         """Whether it includes all of these stages."""
         return self.stages.issuperset(stages)
+
+
+INSTANCE_NAMES: Mapping[Role, str] = {
+    Role.E: "encoder",
+    Role.P: "prefill",
+    Role.D: "decode",
+    Role.PD: "text",
+    Role.EP: "encode-prefill",
+    Role.ED: "encode-decode",
+    Role.EPD: "hybrid",
+}
+"""Beginnings of instances' names by role, in the order in which the instances start."""

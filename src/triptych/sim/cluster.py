@@ -14,7 +14,7 @@ from triptych.domain.instance import ServedPart
 from triptych.domain.membership import MemberKind
 from triptych.domain.pool import Registration
 from triptych.domain.scaling import PoolName
-from triptych.domain.stage import ModelPart, Role, Stage
+from triptych.domain.stage import INSTANCE_NAMES, ModelPart, Role, Stage
 from triptych.errors import InvalidRequest
 from triptych.machine.process_pool_events import ProcessReady, StartProcess, StopProcess
 from triptych.machine.process_pools import RestartRules
@@ -49,16 +49,6 @@ from .processes import SimProcesses
 from .scenario import Deployment, InstanceKind
 
 MANAGER = "pool-manager:1"
-NAMES = {
-    Role.E: "encoder",
-    Role.P: "prefill",
-    Role.D: "decode",
-    Role.PD: "text",
-    Role.EP: "encode-prefill",
-    Role.ED: "encode-decode",
-    Role.EPD: "hybrid",
-}
-"""Beginnings of instances' names by role."""
 _PORT = ":1"
 
 
@@ -274,7 +264,7 @@ class SimCluster:
         self.links = SharedLinks({})
         for role, count in deployment.sizes.items():
             for number in range(1, count + 1):
-                self._add(f"{NAMES[role]}-{number}", role)
+                self._add(f"{INSTANCE_NAMES[role]}-{number}", role)
         self.access = ManagerAccess((MANAGER,) if deployment.is_managed else ())
         self.decisions: list[Decision] = []
         """What was started, stopped and switched, and why; times are the clock's."""
@@ -370,7 +360,9 @@ class SimCluster:
         if deployment.scales:
             processes = SimProcesses(self._boot, self.nodes.get, boot_s=self._boot_s, scope=self.scope)
             self._processes = processes
-            pools = {PoolName(deployment.model.model_id, role): f"{NAMES[role]}-{{}}" for role in deployment.sizes}
+            pools = {
+                PoolName(deployment.model.model_id, role): f"{INSTANCE_NAMES[role]}-{{}}" for role in deployment.sizes
+            }
             rules = RestartRules(max_processes=deployment.manager.control.max_instances, grace_s=60.0)
             self.scaler = ProcessScaler(processes, scaled=pools, others={}, rules=rules, clock=clock)
             processes.ended = self.scaler.ended

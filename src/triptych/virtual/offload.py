@@ -27,7 +27,7 @@ class Bill:
         return self.started_s + self.cost_s
 
 
-_bill: ContextVar[Bill | None] = ContextVar("triptych_testing_bill", default=None)
+_bill: ContextVar[Bill | None] = ContextVar("triptych_virtual_bill", default=None)
 
 
 def spend(cost_s: float) -> None:

@@ -13,12 +13,12 @@ from triptych.cli.cluster_settings import ClusterSettings
 from triptych.cli.main import app
 from triptych.cli.model import Model
 from triptych.cli.outcome import CliError
-from triptych.cli.placement import NAMES, placed
+from triptych.cli.placement import placed
 from triptych.cli.plan import ClusterPlan
 from triptych.cli.presets import PRESETS, Preset, PresetName
 from triptych.cli.service_options import parse
 from triptych.demo import MODEL_DIR
-from triptych.domain.stage import Role
+from triptych.domain.stage import INSTANCE_NAMES, Role
 from triptych.services.router.settings import RouterSettings
 from triptych.services.text.settings import TextSettings
 
@@ -144,4 +144,4 @@ def test_the_table_in_the_docs_is_the_one_that_is_started() -> None:
 
 def test_roles_are_placed_in_the_order_in_which_they_start() -> None:
     assert list(placed("D:1, EPD:2,E:3").items()) == [(Role.E, 3), (Role.D, 1), (Role.EPD, 2)]
-    assert set(NAMES) == set(Role)
+    assert set(INSTANCE_NAMES) == set(Role)

@@ -111,6 +111,8 @@ def _compute(job: AnalyticJob, console: Console) -> None:
 
 @dataclass(frozen=True, slots=True)
 class AnalyticModel:
+    """A model's files and the architecture that they describe, with or without weights."""
+
     files: ModelFiles
     architecture: Architecture
     is_config_alone: bool

@@ -18,7 +18,7 @@ from triptych.domain.embedding import DType
 from triptych.domain.instance import ModelInfo
 from triptych.domain.media import MediaInfo, Modality
 from triptych.domain.profile import BadProfile, Origin, Profile
-from triptych.domain.stage import ModelPart, Role, Stage
+from triptych.domain.stage import INSTANCE_NAMES, ModelPart, Role, Stage
 from triptych.engine.checkpoint import DTYPES
 from triptych.families.base import count_tokens
 from triptych.families.model_files import BadModel
@@ -334,10 +334,8 @@ def _degree(text: str) -> int:
 
 def _fault(text: str, sizes: Mapping[Role, int]) -> Fault:
     """``10:kill:encoder-1``. Raises CliError."""
-    from triptych.sim.cluster import NAMES
-
     parts = text.split(":")
-    names = [f"{NAMES[role]}-{number}" for role, count in sizes.items() for number in range(1, count + 1)]
+    names = [f"{INSTANCE_NAMES[role]}-{number}" for role, count in sizes.items() for number in range(1, count + 1)]
     try:
         [seconds, what, instance] = parts
         at_s = float(seconds)
