@@ -107,7 +107,7 @@ class Mutant:
     @property
     def name(self) -> str:
         """Display name of its module."""
-        return str(self.path.relative_to(SOURCE / "triptych").with_suffix(""))
+        return name_of(self.path)
 
     @cached_property
     def code(self) -> str:
@@ -315,6 +315,11 @@ def meet(mutants: Sequence[Mutant], tests: Sequence[str], jobs: int) -> list[Mut
     return survivors
 
 
+def name_of(path: Path) -> str:
+    """Name of a module as options and tables have it: ``machine/router/cluster``."""
+    return str(path.relative_to(SOURCE / "triptych").with_suffix(""))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Mutation test of the policy and machine layers.")
     parser.add_argument(
@@ -335,7 +340,7 @@ def main() -> None:
     all_of: Counter[str] = Counter()
     survivors: list[Mutant] = []
     for path in (path for layer in LAYERS for path in sorted((SOURCE / "triptych" / layer).rglob("*.py"))):
-        name = f"{path.parent.name}/{path.stem}"
+        name = name_of(path)
         mutants = mutants_of(path) if any(fnmatch.fnmatch(name, one) for one in options.modules) else []
         all_of[name] = len(mutants)
         if 0 < options.samples < len(mutants):
@@ -353,9 +358,9 @@ def main() -> None:
 
 
 def _print_table(rows: list[tuple[str, int, int, int, int]]) -> None:
-    print(f"{'module':24}{'mutants':>10}{'tried':>10}{'killed':>10}{'survived':>10}")
+    print(f"{'module':36}{'mutants':>10}{'tried':>10}{'killed':>10}{'survived':>10}")
     for name, *numbers in (*rows, ("all", *(sum(column) for column in list(zip(*rows, strict=True))[1:]))):
-        print(f"{name:24}" + "".join(f"{number:10}" for number in numbers))
+        print(f"{name:36}" + "".join(f"{number:10}" for number in numbers))
 
 
 if __name__ == "__main__":
