@@ -11,7 +11,7 @@ from typing import Protocol
 import pytest
 
 from tests.contract.kubernetes_kit import ApiServer, namespace
-from tests.simulation.scaling import OrderBook, ScalerLink, SimProcesses, process_scaler
+from tests.simulation.scaling import FaultyProcesses, OrderBook, ScalerLink, process_scaler
 from triptych.cli import cluster as cluster_module
 from triptych.cli import plan
 from triptych.cli.cluster import LocalCluster
@@ -135,7 +135,7 @@ async def simulated_kit() -> AsyncIterator[Kit]:
 
     async with TaskScope("simulated scaler") as scope:
         clock = asyncio.get_running_loop().time
-        processes = SimProcesses(boot, nodes.get, boot_s=lambda: 0.01, scope=scope)
+        processes = FaultyProcesses(boot, nodes.get, boot_s=lambda: 0.01, scope=scope)
         scaler = process_scaler(processes, names, clock=clock, rules=RestartRules(first_backoff_s=0.05))
         for pool, name in zip(names, tuple(nodes), strict=True):
             scaler.adopt(str(pool), (name,))

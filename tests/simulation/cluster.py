@@ -12,11 +12,10 @@ from typing import Any
 from tests.router_client import LocalRouter
 from tests.simulation.held import HeldLeases, WatchedInstance
 from tests.simulation.scaling import (
-    DRAIN_S,
+    FaultyProcesses,
     OrderBook,
     ScalerLink,
     SharedStore,
-    SimProcesses,
     process_scaler,
     profile_of_decoder,
     profile_of_encoder,
@@ -61,6 +60,7 @@ from triptych.services.text.encoder_part import EncoderPart
 from triptych.services.text.service import LoadedText, TextService
 from triptych.services.text.settings import TextSettings
 from triptych.services.text.switching import Switching
+from triptych.sim.processes import DRAIN_S
 from triptych.testing.damage import DamagingDataPlane
 from triptych.testing.fakes import FAKE_MODEL, FakeEncoderEngine, FakePrepared, FakeTextEngine
 from triptych.testing.model import WORDS, FakeFamily, fake_prompt_builder, fake_tokenizer
@@ -411,7 +411,7 @@ class Scaled:
     """What the pool managers of a cluster share, if they scale it."""
 
     store: SharedStore
-    processes: SimProcesses
+    processes: FaultyProcesses
     scaler: ProcessScaler
     book: OrderBook
 
@@ -752,7 +752,7 @@ class SimCluster:
 
     def _make_scaled(self) -> Scaled:
         world, boot_s = self.world, self.rng("boot")
-        processes = SimProcesses(
+        processes = FaultyProcesses(
             self.boot,
             self._process,
             boot_s=lambda: boot_s.uniform(*world.boot_s),

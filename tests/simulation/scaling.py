@@ -1,11 +1,11 @@
 """What pool managers share in a simulated cluster: a store that can be lost, and a scaler that starts and stops instances."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from random import Random
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from triptych import ports
 from triptych.domain.decision import Bounds
@@ -26,6 +26,7 @@ from triptych.machine.process_pools import RestartRules
 from triptych.policy.transport import MEMORY
 from triptych.runtime.tasks import TaskScope
 from triptych.scaling.processes import ProcessScaler
+from triptych.sim.processes import Node, SimProcesses
 from triptych.store.memory import MemoryStore
 from triptych.testing.fakes import FAKE_MODEL
 
@@ -33,9 +34,6 @@ T = TypeVar("T")
 
 QUICK_S = (0.001, 0.02)
 """Latency of a scaler that is well."""
-
-DRAIN_S = 30.0
-"""How long an instance that is told to end may take, as ``--drain-s``."""
 
 
 class SharedStore(MemoryStore):
@@ -76,21 +74,8 @@ def profile_of_decoder(step_s: float, token_s: float, sequence_s: float = 0.0) -
 _MADE_UP = Measured(Origin.SYNTHETIC, "2026-01-01T00:00:00Z", start_s=5.0)
 
 
-class Node(Protocol):
-    """An instance as a scaler handles it."""
-
-    is_up: bool
-
-    async def stop(self, drain_s: float) -> None: ...
-
-    async def kill(self) -> None: ...
-
-
-class SimProcesses:
-    """``scaling.processes.Processes`` over the instances of a simulated cluster, which take time to start.
-
-    ``boot`` makes an instance run; ``find`` returns it.
-    """
+class FaultyProcesses(SimProcesses):
+    """Processes whose start can fail. ``boot`` makes an instance run."""
 
     def __init__(
         self,
@@ -106,69 +91,25 @@ class SimProcesses:
         """Nothing can be started."""
         self.slow = False
         """What starts does not become ready, until this is over."""
-        self.boot_s = boot_s
-        self.ended: Callable[[str, str], None] = lambda process, reason: None
-        """Called when a process has ended; set before the first order."""
-        self._boot = boot
-        self._find = find
-        self._scope = scope
-        self._starting: dict[str, asyncio.Event] = {}
-        """Set to give up the start."""
 
-    def is_alive(self, process: str) -> bool:
-        node = self._find(process)
-        return process in self._starting or (node is not None and node.is_up)
+        async def boot_or_crash(role: Role, process: str, ordered_s: float) -> None:
+            del ordered_s
+            if self.crashes:
+                self.ended(process, "exit status 1")
+            else:
+                await boot(role, process)
+
+        super().__init__(boot_or_crash, find, boot_s=lambda role: boot_s(), scope=scope)
 
     async def start(self, pool: str, process: str) -> None:
         if self.refuses:
             raise Unavailable("there is no machine for it")
-        role = Role(pool.rpartition("/")[2])
-        self._starting[process] = asyncio.Event()
-        self._scope.spawn(self._start(role, process), name=f"start of {process}")
+        await super().start(pool, process)
 
-    def terminate(self, process: str) -> None:
-        if process in self._starting:
-            self._starting[process].set()
-        else:
-            self._scope.spawn(self._stop(process), name=f"stop of {process}")
-
-    def kill(self, process: str) -> None:
-        if process in self._starting:
-            self._starting[process].set()
-        else:
-            self._scope.spawn(self.lose(process, "signal 9"), name=f"kill of {process}")
-
-    async def serves(self, processes: Sequence[str]) -> list[str]:
-        return [one for one in processes if (node := self._find(one)) is not None and node.is_up]
-
-    async def answered(self, processes: Sequence[str]) -> list[str]:
-        return await self.serves(processes)  # what runs works
-
-    async def lose(self, process: str, reason: str) -> None:
-        """The process dies."""
-        if (node := self._find(process)) is not None and node.is_up:
-            await node.kill()
-            self.ended(process, reason)
-
-    async def _start(self, role: Role, process: str) -> None:
-        stopped = self._starting[process]
-        try:
-            async with asyncio.timeout(self.boot_s()):
-                await stopped.wait()
-        except TimeoutError:
-            while self.slow and not stopped.is_set():  # noqa: ASYNC110 - a test decides
-                await asyncio.sleep(0.05)
-        del self._starting[process]
-        if stopped.is_set() or self.crashes:
-            self.ended(process, "signal 15" if stopped.is_set() else "exit status 1")
-        else:
-            await self._boot(role, process)
-
-    async def _stop(self, process: str) -> None:
-        node = self._find(process)
-        if node is not None and node.is_up:
-            await node.stop(DRAIN_S)
-            self.ended(process, "exit status 0")
+    async def _comes_up(self, role: Role, stopped: asyncio.Event) -> None:
+        await super()._comes_up(role, stopped)
+        while self.slow and not stopped.is_set():  # noqa: ASYNC110 - a test decides
+            await asyncio.sleep(0.05)
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ from triptych.services.text.service import LoadedText
 from triptych.transport.data_plane import DataPlane, MemoryDataPlane
 from triptych.transport.memory import MemoryNetwork
 from triptych.virtual.links import Link, LinkedInstance, LinkedPoolManager
-from triptych.virtual.offload import InlineOffload, billed_s
+from triptych.virtual.offload import InlineOffload
 from triptych.virtual.world import virtual_world
 
 from .engines import Activity, SimEncoderEngine, SimTextEngine
@@ -107,14 +107,11 @@ class Node:
         self.epoch, self.is_up = self.epoch + 1, True
         self.uses.append(_Use(cluster.now_s if ordered_s is None else ordered_s, self.activity.until(cluster.now_s)))
         self._outbound = {}
-        world = virtual_world(
-            self.name, self.epoch, rng=cluster.rng(f"{self.name}.{self.epoch}"), clock=cluster.working_clock
-        )
+        world = virtual_world(self.name, self.epoch, rng=cluster.rng(f"{self.name}.{self.epoch}"))
         data_plane = _SparseDataPlane(cluster.network, self._holder)
         set_stages = await self._build(world, data_plane)
         for link in self._links:
             link.restart(self.service)
-            link.resume()
         if cluster.deployment.is_managed:
             self._register(world.scope, set_stages)
 
@@ -280,10 +277,6 @@ class SimCluster:
     @property
     def now_s(self) -> float:
         return self._clock()
-
-    def working_clock(self) -> float:
-        """The time of a process: within a piece of work, with what that has taken so far."""
-        return self._clock() + billed_s()
 
     def rng(self, name: str) -> Random:
         """A random source for each part, so that draws of one do not shift another's."""

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from triptych.domain.stage import Role
@@ -77,16 +78,18 @@ class SimProcesses:
 
     async def _start(self, role: Role, process: str) -> None:
         stopped, ordered_s = self._starting[process], asyncio.get_running_loop().time()
-        try:
-            async with asyncio.timeout(self.boot_s(role)):
-                await stopped.wait()
-        except TimeoutError:
-            pass
+        await self._comes_up(role, stopped)
         del self._starting[process]
         if stopped.is_set():
             self.ended(process, "signal 15")
         else:
             await self._boot(role, process, ordered_s)
+
+    async def _comes_up(self, role: Role, stopped: asyncio.Event) -> None:
+        """Return after the time of a start, or when it is given up."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.boot_s(role)):
+                await stopped.wait()
 
     async def _stop(self, process: str) -> None:
         node = self._find(process)

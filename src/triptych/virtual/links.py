@@ -71,9 +71,10 @@ class Link(Generic[S]):
             call.lose()
 
     def restart(self, target: S) -> None:
-        """Replace the process; calls to the old one stay lost."""
+        """Replace the process, also a stalled one; calls to the old one stay lost."""
         self.kill()
         self._target = target
+        self.resume()
         self._incarnation += 1
 
     def break_calls(self) -> None:
