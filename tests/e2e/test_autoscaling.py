@@ -66,6 +66,7 @@ async def test_a_burst_of_images_is_met_by_more_encoders_and_few_more_text_insta
     assert outcome.sizes(Role.E)[-1] < encoders, explain
 
 
+@pytest.mark.extended
 async def test_a_burst_at_one_model_changes_no_pool_of_the_other_and_no_text_pool_with_cross_attention(
     tmp_path: Path,
 ) -> None:

@@ -178,6 +178,7 @@ async def test_a_stream_through_a_gateway_goes_on_when_its_router_is_killed(site
         assert f"triptych_gateway_continuations_total {len(POSITIONS)}.0" in metrics
 
 
+@pytest.mark.extended
 async def test_a_stream_of_the_sdk_goes_on_when_its_router_is_killed(site: Site) -> None:
     await site.heal()
     images = [DIGITS / f"{name}.png" for name in QUESTION.images]

@@ -6,12 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from triptych.cli import ports
 
 ROOT = Path(__file__).parents[2]
 PORTS = ("6379", "50041", "50042", "50061", "50071", "50051", "8000")
 
 
+@pytest.mark.extended
 def test_another_manager_leads_when_one_is_stopped(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "control_plane.md").read_text()
     section = text.split("### Two managers, step by step\n")[1].split("\n## ")[0]

@@ -166,7 +166,11 @@ def test_one_tenant_at_ten_times_its_share_hardly_moves_the_others(images: bool,
     assert untold > 1.5 * p99_of_others_s(beside)
 
 
-@pytest.mark.parametrize(("images", "kv_tokens"), [(False, 600), (True, 4000)], ids=["text", "images"])
+@pytest.mark.parametrize(
+    ("images", "kv_tokens"),
+    [(False, 600), pytest.param(True, 4000, marks=pytest.mark.extended)],
+    ids=["text", "images"],
+)
 def test_what_waits_for_kv_memory_waits_by_shares(images: bool, kv_tokens: int) -> None:
     per_s = 12.0
     background = others(per_s, images=images)

@@ -25,6 +25,7 @@ async def managers(tmp_path: Path) -> AsyncIterator[Managers]:
         redis.kill()
 
 
+@pytest.mark.extended
 async def test_when_the_leader_is_killed_another_goes_on_with_the_size_that_was_set(managers: Managers) -> None:
     first = await managers.leader()
     await managers.set_size(first, 3)
@@ -43,6 +44,7 @@ async def test_when_the_leader_is_killed_another_goes_on_with_the_size_that_was_
     assert len(managers.scaler.running) == 1
 
 
+@pytest.mark.extended
 async def test_a_leader_that_is_paused_past_its_lease_orders_nothing_more(managers: Managers) -> None:
     first = await managers.leader()
     await managers.set_size(first, 4)

@@ -140,9 +140,15 @@ async def test_a_holder_restarted_at_anothers_address_is_not_mistaken_for_it(bac
     ("backends", "environment", "used"),
     [
         pytest.param(["tcp"], {}, "tcp", id="tcp"),
-        pytest.param(["shm"], {}, "shm", id="shm"),
+        pytest.param(["shm"], {}, "shm", id="shm", marks=pytest.mark.extended),
         pytest.param(["nixl"], {}, "nixl", id="nixl", marks=nixl.marks),
-        pytest.param(["nixl", "tcp"], {"UCX_TLS": "tcp"}, "tcp", id="nixl-without-shared-memory", marks=nixl.marks),
+        pytest.param(
+            ["nixl", "tcp"],
+            {"UCX_TLS": "tcp"},
+            "tcp",
+            id="nixl-without-shared-memory",
+            marks=[*nixl.marks, pytest.mark.extended],
+        ),
     ],
 )
 async def test_killed_readers_do_not_affect_their_holder(

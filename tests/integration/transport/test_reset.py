@@ -372,6 +372,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.extended
 def test_repeatedly_stopped_holders_cost_one_agent_each_and_no_memory() -> None:
     """As between hosts; through shared memory NIXL can read a stopped holder."""
     done = subprocess.run(

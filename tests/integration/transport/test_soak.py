@@ -242,6 +242,7 @@ async def soaking() -> AsyncIterator[Soak]:
                 life.cancel()
 
 
+@pytest.mark.extended
 @pytest.mark.timeout(SOAK_S + 90 + READY_S)
 async def test_dying_holders_and_broken_links_leak_nothing() -> None:
     shared_before = _shared_memory_files()

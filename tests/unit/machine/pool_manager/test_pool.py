@@ -188,7 +188,7 @@ def test_adversarial_load_causes_a_bounded_number_of_changes(phases: list[tuple[
 hours = st.lists(st.tuples(st.integers(30, 1800), st.floats(0, 12_000)), min_size=1, max_size=8)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.timeout(300)
 @settings(max_examples=3, deadline=None)
 @given(hours, st.integers(0, 2**32))
