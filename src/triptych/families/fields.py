@@ -5,6 +5,9 @@ from typing import Any
 
 from triptych.families.model_files import BadModel, Json, ModelFiles
 
+MOST_TILES = 256
+"""Of an image; published models have 4 to 40."""
+
 
 def section(config: Json, name: str, default_type: str, defaults: Mapping[str, Json]) -> dict[str, Any]:
     """A nested configuration with the ``defaults`` of its ``model_type``, which it may omit. Raises BadModel."""
@@ -25,6 +28,14 @@ def integer(fields: Json, *names: str) -> int:
             raise BadModel(f"{name} is {value!r}, not a positive integer")
         return value
     raise BadModel(f"the model's configuration has no {names[0]}")
+
+
+def tile_limit(fields: Json, name: str) -> int:
+    """The most tiles of an image. Raises BadModel, also beyond ``MOST_TILES``: every arrangement of so many is compared."""
+    limit = integer(fields, name)
+    if limit > MOST_TILES:
+        raise BadModel(f"{name} is {limit}, more than {MOST_TILES}")
+    return limit
 
 
 def square(fields: Json, name: str) -> int:

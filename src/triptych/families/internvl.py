@@ -6,7 +6,7 @@ from typing import Self
 from triptych.domain.media import MediaInfo, Modality
 from triptych.families.base import Placeholders, PromptReplacement, refuse_unless
 from triptych.families.defaults import TEXT_DEFAULTS, VISION_DEFAULTS
-from triptych.families.fields import integer, named_token, section, square
+from triptych.families.fields import integer, named_token, section, square, tile_limit
 from triptych.families.model_files import BadModel, Json, ModelFiles
 from triptych.families.plain import Plain
 
@@ -40,7 +40,7 @@ class InternVl(Plain):
             tokens_per_tile=_tokens_per_tile(config, files.processor),
             tile_px=_tile_px(config, processor),
             min_tiles=integer(processor, "min_patches"),
-            max_tiles=integer(processor, "max_patches"),
+            max_tiles=tile_limit(processor, "max_patches"),
         )
 
     def prompt_replacement(self, info: MediaInfo) -> PromptReplacement:

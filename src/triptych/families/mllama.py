@@ -8,7 +8,7 @@ from triptych.domain.embedding import DType, TensorSpec
 from triptych.domain.media import MediaInfo, Modality
 from triptych.families.base import Placeholders, PromptReplacement, refuse_unless
 from triptych.families.defaults import TEXT_DEFAULTS, VISION_DEFAULTS
-from triptych.families.fields import integer, section
+from triptych.families.fields import integer, section, tile_limit
 from triptych.families.model_files import BadModel, Json, ModelFiles
 from triptych.families.plain import Plain
 
@@ -34,7 +34,7 @@ class Mllama(Plain):
     def load(cls, files: ModelFiles) -> Self:
         text = section(files.config, "text_config", "mllama_text_model", TEXT_DEFAULTS)
         vision = section(files.config, "vision_config", "mllama_vision_model", VISION_DEFAULTS)
-        tile_px, max_tiles = integer(vision, "image_size"), integer(vision, "max_num_tiles")
+        tile_px, max_tiles = integer(vision, "image_size"), tile_limit(vision, "max_num_tiles")
         _check_processor({**_PROCESSOR_DEFAULTS, **files.image_processor}, tile_px, max_tiles)
         ratios = vision["supported_aspect_ratios"] or arrangements(4)
         if [list(ratio) for ratio in ratios] != [list(ratio) for ratio in arrangements(max_tiles)]:

@@ -75,6 +75,7 @@ def test_an_image_is_between_its_begin_and_end_tokens() -> None:
         (published(vision_config={"model_type": "pixtral"}), "vision_config.model_type is 'pixtral'"),
         (published(vision_feature_select_strategy="full"), "vision_feature_select_strategy is 'full'"),
         (published(images={"max_patches": 0}), "max_patches is 0"),
+        (published(images={"max_patches": 1 << 30}), "max_patches is 1073741824, more than 256"),
         (model_files(config=CONFIG, image_processor=IMAGES), "names no start_image_token"),
     ],
 )

@@ -87,6 +87,7 @@ def test_aspect_ratio_ids_equal_those_of_the_processor() -> None:
         ({}, {"size": {"shortest_edge": 560}}, "size"),
         ({"supported_aspect_ratios": [[1, 1]]}, {}, "supported_aspect_ratios"),
         ({"patch_size": 0}, {}, "patch_size"),
+        ({"max_num_tiles": 1 << 30}, {}, "max_num_tiles is 1073741824, more than 256"),
     ],
 )
 def test_contradictory_configurations_are_refused(
