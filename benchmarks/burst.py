@@ -6,6 +6,8 @@ The engines compute nothing: they sleep as a synthetic profile says, at start fo
 - ``unscaled``: the same without autoscaling. It is cut off 45 s after the burst began.
 - ``monolithic``: two instances at first that encode and decode (role EPD), autoscaled: the same number of instances.
 
+What a system costs is counted in devices: an encoder has one, an instance with a text engine four.
+
 ``autoscaled`` and ``unscaled`` run at the same time. The objective is 5 times the isolated TTFT, which each run measures before.
 A request that fails misses it.
 """
@@ -20,6 +22,7 @@ from typing import Any
 
 from benchmarks import ending, machine
 from benchmarks.bursts import (
+    DEVICES,
     FIRST_S,
     SLO_FACTOR,
     Delays,
@@ -86,6 +89,7 @@ def _system(outcome: Outcome) -> dict[str, Any]:
         "requests": len(outcome.records),
         "failed": outcome.failed,
         "instance_s": round(outcome.instance_s, 1),
+        "device_s": round(outcome.device_s, 1),
         "largest": {_NAMES[role]: outcome.largest(role) for role in _roles(outcome)},
         "ready_per_s": {_NAMES[role]: outcome.sizes(role) for role in _roles(outcome)},
         "processes_per_s": {
@@ -115,7 +119,9 @@ def show(served: Served, outcomes: Sequence[Outcome]) -> None:
         for name, phase in outcome.phases.items():
             share = outcome.attainment(*phase)
             print(f"    attainment {name:<18} {'-' if share is None else f'{share:.3f}':>6}")
-        print(f"    instance-seconds {outcome.instance_s:.0f}; failed requests {outcome.failed or 'none'}")
+        print(
+            f"    instance-seconds {outcome.instance_s:.0f}, device-seconds {outcome.device_s:.0f}; failed requests {outcome.failed or 'none'}"
+        )
         if not outcome.kept_up:
             print(
                 f"    the load generator did not keep up: P99 {outcome.late_s:.2f} s late; the load was lower than said"
@@ -156,6 +162,7 @@ def main() -> None:
         "engines": "sleep as a synthetic profile says",
         "delays": asdict(delays),
         "shape": asdict(shape),
+        "devices": {_NAMES[role]: count for role, count in DEVICES.items()},
         "slo": f"TTFT within {SLO_FACTOR:g} times the isolated TTFT",
         "manager": " ".join(MANAGER),
         "seed": options.seed,

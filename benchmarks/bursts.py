@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 
 from triptych.cli.bench import load
@@ -38,6 +39,8 @@ IMAGE = Size(56, 56)
 """Each image of the models here takes the same tokens, whatever its size, so images are as small as possible."""
 SLO_FACTOR = 5.0
 """Of the isolated latency, as in ModServe section 5.1."""
+DEVICES = {Role.E: 1, Role.PD: 4, Role.EPD: 4}
+"""Of an instance: the text engine is spread over four, as in ModServe section 5.1, and an encoder needs one."""
 FIRST_S = 30.0
 """From here on, after a burst began, requests are to meet the objective."""
 _STEADY_CLIENT, _BURST_CLIENT = 5, 1
@@ -276,10 +279,18 @@ class Outcome:
     @property
     def instance_s(self) -> float:
         """Seconds that instances existed, while the workload lasted."""
-        total = 0.0
-        for one, following in zip(self.samples, self.samples[1:], strict=False):
-            total += sum(one.there.values()) * (following.at_s - one.at_s)
-        return total
+        return self._existed_s(dict.fromkeys(DEVICES, 1))
+
+    @property
+    def device_s(self) -> float:
+        """The same for their devices."""
+        return self._existed_s(DEVICES)
+
+    def _existed_s(self, weights: Mapping[Role, int]) -> float:
+        return sum(
+            sum(weights[role] * count for role, count in sample.there.items()) * (following.at_s - sample.at_s)
+            for sample, following in pairwise(self.samples)
+        )
 
     @property
     def late_s(self) -> float:
