@@ -1,11 +1,12 @@
 """Time to first token by policy and load: ModServe's steps one after the other, in virtual time.
 
-The real services of a simulated cluster (``tests.simulation``): router, two encoders and six text instances, whose engines
-sleep as profiles of two models say (``benchmarks.routing_models``, which also says how the requests are made). Of equal
-seeds all policies and loads get the same requests in the same order; a load only moves them closer together.
+The real services of a simulated cluster (``tests.simulation``): a router and eight instances, ``--splits`` of them encoders
+and text instances, whose engines sleep as profiles of two models say (``benchmarks.routing_models``, which also says how the
+requests are made). Of equal seeds all policies, splits and loads get the same requests in the same order; a load only moves
+them closer together.
 
 ``decoupled`` is the baseline: first come first served, to the instance with the fewest requests. Its capacity is measured
-first, with all requests at once; the loads are shares of it. ``short first`` shows what order alone can do: short requests have
+first, for each split, with all requests at once; the loads are shares of the largest, for the monoliths too. ``short first`` shows what order alone can do: short requests have
 a priority above the others at every queue, and are first come first served among each other. The monoliths are eight instances that do all, each with a
 router of its own, behind a choice of the one with the fewest requests. ``short`` is a request of text only, or with one
 image that has fewer tokens than the median request with images; ``brief`` is a short request whose prompt the text engine
@@ -28,11 +29,11 @@ from contextlib import aclosing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 from benchmarks import ending, machine
 from benchmarks.figures import add_json_option, write_figures
-from benchmarks.routing_models import MODELS, Mixed, Model
+from benchmarks.routing_models import MODELS, Mixed
 from tests.simulation.cluster import MIB, SimCluster, SimMembership, World, running
 from tests.simulation.workload import Ask
 from triptych import ports
@@ -48,8 +49,9 @@ from triptych.virtual import virtual_time
 from triptych.workload.report import percentile
 from triptych.workload.requests import Planned
 
-_ENCODERS, _TEXTS = 2, 6
 _SLO_FACTOR = 5.0
+_ISOLATED_ENCODERS = 2
+"""Of the system that a request has to itself, for its objective: that of all splits."""
 _TIMEOUT_S = 120.0
 """Of requests, as ``ChatRequest`` has it without one."""
 _CAPACITY_TIMEOUT_S = 590.0
@@ -92,6 +94,24 @@ STEPS: Mapping[str, Step] = {
 }
 
 
+class Split(NamedTuple):
+    """Instances of each kind."""
+
+    encoders: int
+    texts: int
+
+    @classmethod
+    def parsed(cls, text: str) -> Self:
+        """Of ``2+6``. Raises argparse.ArgumentTypeError."""
+        encoders, _, texts = text.strip().partition("+")
+        if not (encoders.isdecimal() and texts.isdecimal() and int(encoders) and int(texts)):
+            raise argparse.ArgumentTypeError(f"{text!r} is not encoders+text instances, such as 2+6")
+        return cls(int(encoders), int(texts))
+
+    def __str__(self) -> str:
+        return f"{self.encoders}+{self.texts}"
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     requests: int = 1500
@@ -99,9 +119,10 @@ class Settings:
     loads: tuple[float, ...] = (0.5, 0.8, 0.95)
     models: tuple[str, ...] = tuple(MODELS)
     steps: tuple[str, ...] = tuple(STEPS)
+    splits: tuple[Split, ...] = (Split(2, 6), Split(3, 5), Split(4, 4))
 
 
-QUICK = Settings(requests=60, seeds=1, loads=(0.8,), models=("decoder-only",))
+QUICK = Settings(requests=60, seeds=1, loads=(0.8,), models=("decoder-only",), splits=(Split(2, 6), Split(4, 4)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +131,8 @@ class Case:
 
     model: str
     step: str
+    split: Split
+    """A monolith has so many instances altogether."""
     seed: int
     load: float
     rate_per_s: float | None
@@ -147,12 +170,12 @@ class Run:
 def run(case: Case, traces: Path, requests: int) -> Run:
     """One run, in virtual time. Raises AssertionError if anything is still held afterwards."""
     step, model = STEPS[case.step], MODELS[case.model]
-    world = _world(step, model, case.seed, requests)
+    world = _world(case, requests)
     mixed = Mixed.sampled(traces, requests, case.seed)
     asks = mixed.asks(case.rate_per_s, timeout_s=_TIMEOUT_S if case.rate_per_s else _CAPACITY_TIMEOUT_S)
     of_images = [sum(map(model.tokens, one.images)) for one in mixed.requests if one.images]
     median = statistics.median(of_images)
-    served = [_served(ask, one, model, median) for ask, one in zip(asks, mixed.requests, strict=True)]
+    served = [_served(ask, one, case, median) for ask, one in zip(asks, mixed.requests, strict=True)]
     if step.short_first:
         for one in served:
             one.ask = replace(one.ask, request=replace(one.ask.request, priority=0 if one.short else 1))
@@ -171,14 +194,16 @@ def run(case: Case, traces: Path, requests: int) -> Run:
     return _summarized(case, served, 1e6 * spent.seconds / len(served))
 
 
-def _served(ask: Ask, planned: Planned, model: Model, median: float) -> Served:
+def _served(ask: Ask, planned: Planned, case: Case, median: float) -> Served:
+    model = MODELS[case.model]
     short = not planned.images or (len(planned.images) == 1 and model.tokens(planned.images[0]) < median)
     brief = short and model.prompt_tokens(planned) <= _STEP_TOKENS
-    return Served(ask, short, brief, _SLO_FACTOR * model.isolated_ttft_s(planned, encoders=_ENCODERS))
+    return Served(ask, short, brief, _SLO_FACTOR * model.isolated_ttft_s(planned, encoders=_ISOLATED_ENCODERS))
 
 
-def _world(step: Step, model: Model, seed: int, requests: int) -> World:
+def _world(case: Case, requests: int) -> World:
     """Memory and limits are such that only computing takes time."""
+    step, model, split = STEPS[case.step], MODELS[case.model], case.split
     router: dict[str, Any] = {
         "policies": step.policies,
         "capacity": ServerBounds(max_concurrent_requests=_ANY),
@@ -186,10 +211,10 @@ def _world(step: Step, model: Model, seed: int, requests: int) -> World:
         "history_requests": requests,
     }
     return World(
-        seed=seed,
-        encoders=0 if step.monolith else _ENCODERS,
-        texts=0 if step.monolith else _TEXTS,
-        hybrids=_ENCODERS + _TEXTS if step.monolith else 0,
+        seed=case.seed,
+        encoders=0 if step.monolith else split.encoders,
+        texts=0 if step.monolith else split.texts,
+        hybrids=sum(split) if step.monolith else 0,
         image_budget=model.image_budget if step.budget else None,
         encoder_arena_bytes=32 * MIB,
         text_arena_bytes=32 * MIB,
@@ -323,6 +348,8 @@ class Row:
 
     model: str
     step: str
+    split: str
+    """Encoders and text instances; of monoliths their number."""
     load: float
     rate_per_s: float
     mean_ms: dict[str, Range]
@@ -337,29 +364,37 @@ class Row:
 
 def measure(settings: Settings, traces: Path, jobs: int) -> dict[str, Any]:
     rows: list[Row] = []
-    capacities: dict[str, Range] = {}
+    capacities: dict[str, dict[str, Range]] = {}
     one_run = partial(run, traces=traces, requests=settings.requests)
     seeds = range(_FIRST_SEED, _FIRST_SEED + settings.seeds)
     with ProcessPoolExecutor(jobs) as pool:
         for model in settings.models:
-            at_once = list(pool.map(one_run, [Case(model, BASELINE, seed, 0.0, None) for seed in seeds]))
-            capacities[model] = capacity = Range.of([one.per_s for one in at_once])
-            print(
-                f"{model}: capacity {capacity.middle:.1f} requests/s ({capacity.least:.1f} to {capacity.most:.1f})",
-                flush=True,
-            )
+            capacities[model] = {}
+            for split in settings.splits:
+                at_once = list(pool.map(one_run, [Case(model, BASELINE, split, seed, 0.0, None) for seed in seeds]))
+                capacities[model][str(split)] = capacity = Range.of([one.per_s for one in at_once])
+                print(
+                    f"{model}: capacity of {split} {capacity.middle:.1f} requests/s"
+                    f" ({capacity.least:.1f} to {capacity.most:.1f})",
+                    flush=True,
+                )
+            most_per_s = max(capacity.middle for capacity in capacities[model].values())
             cases = [
-                Case(model, step, seed, load, load * capacity.middle)
+                Case(model, step, split, seed, load, load * most_per_s)
                 for load in settings.loads
                 for step in settings.steps
+                for split in (settings.splits[:1] if STEPS[step].monolith else settings.splits)
                 for seed in seeds
             ]
             results = pool.map(one_run, cases)
             rows += [_shown(_row([next(results) for _ in seeds])) for _ in range(len(cases) // settings.seeds)]
     return {
         "machine": machine.describe(),
-        "settings": {**asdict(settings), "encoders": _ENCODERS, "texts": _TEXTS, "slo_factor": _SLO_FACTOR},
-        "capacity_per_s": {model: asdict(one) for model, one in capacities.items()},
+        "settings": {**asdict(settings), "splits": list(map(str, settings.splits)), "slo_factor": _SLO_FACTOR},
+        "capacity_per_s": {
+            model: {split: asdict(capacity) for split, capacity in of_splits.items()}
+            for model, of_splits in capacities.items()
+        },
         "rows": [asdict(row) for row in rows],
     }
 
@@ -371,6 +406,7 @@ def _row(runs: Sequence[Run]) -> Row:
     return Row(
         case.model,
         case.step,
+        str(sum(case.split)) if STEPS[case.step].monolith else str(case.split),
         case.load,
         case.rate_per_s,
         {kind: Range.of([1e3 * statistics.fmean(one.ttft_s[kind]) for one in runs]) for kind in KINDS},
@@ -388,7 +424,7 @@ def _shown(row: Row) -> Row:
         return f"{one.middle:6.0f} ({one.least:.0f}-{one.most:.0f})"
 
     print(
-        f"{row.model:<15} {row.load:4.0%}  {row.step:<16} TTFT"
+        f"{row.model:<15} {row.load:4.0%}  {row.step:<16} {row.split:<4} TTFT"
         + "; ".join(f" {kind} mean {of(row.mean_ms[kind]):<17} p99 {of(row.p99_ms[kind]):<17}" for kind in KINDS)
         + f" attained {row.attainment.middle:5.1%}  {row.per_s.middle:5.1f}/s, good {row.goodput_per_s.middle:5.1f}/s"
         f"  failed {row.failed}  router {row.router_us.middle:.0f} us",
@@ -422,6 +458,12 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(MODELS), help=f"of {', '.join(MODELS)}")
     parser.add_argument("--steps", default="; ".join(STEPS), help=f"separated by semicolons, of {'; '.join(STEPS)}")
     parser.add_argument(
+        "--splits",
+        type=lambda text: tuple(map(Split.parsed, text.split(","))),
+        default=usual.splits,
+        help="encoders and text instances, such as 2+6,4+4; the same number altogether",
+    )
+    parser.add_argument(
         "--jobs", type=int, default=1, help="runs at the same time; more add a little to the times of the router"
     )
     given = parser.parse_args()
@@ -433,11 +475,14 @@ def main() -> None:
             tuple(map(float, given.loads.split(","))),
             tuple(given.models.split(",")),
             tuple(one.strip() for one in given.steps.split(";")),
+            given.splits,
         )
+    if len(set(map(sum, settings.splits))) != 1:
+        parser.error("--splits: not the same number of instances altogether")
     print("; ".join(f"{key} {value}" for key, value in machine.describe().items()))
     print(
-        f"{settings.requests} requests, {settings.seeds} seeds, {_ENCODERS} encoders and {_TEXTS} text instances, objective "
-        f"{_SLO_FACTOR:g} times the TTFT alone; times in ms: median of the seeds (least-most)"
+        f"{settings.requests} requests, {settings.seeds} seeds, {', '.join(map(str, settings.splits))} encoders and text "
+        f"instances, objective {_SLO_FACTOR:g} times the TTFT alone; times in ms: median of the seeds (least-most)"
     )
     result = measure(settings, trace_directory(given.traces), given.jobs)
     write_figures(given.json, result)
