@@ -79,13 +79,9 @@ class ArenaMachine:
         self._idle: dict[Key, _Entry] = {}
         """Reclaimable entries, least recently used first."""
         self._ready = 0
-        self._leased_bytes = 0
-        self._generation = 0
-
-    @property
-    def leased_bytes(self) -> int:
+        self.leased_bytes = 0
         """Bytes that cannot be reclaimed: being written, leased, or lapsed and perhaps still being read."""
-        return self._leased_bytes
+        self._generation = 0
 
     @property
     def available_bytes(self) -> int:
@@ -156,7 +152,7 @@ class ArenaMachine:
         self._generation += 1
         slot = Slot(event.key, self._generation, offset, event.tensors, event.tokens, payload)
         self._entries[event.key] = _Entry(slot)
-        self._leased_bytes += self._extents.size(offset)
+        self.leased_bytes += self._extents.size(offset)
         return [*effects, Reserved(slot)]
 
     def _make_room(self, nbytes: int) -> list[Effect]:
@@ -198,7 +194,7 @@ class ArenaMachine:
 
     def _abandon(self, event: Abandon) -> None:
         entry = self._writing(event.key, event.generation)
-        self._leased_bytes -= self._extents.size(entry.slot.offset)
+        self.leased_bytes -= self._extents.size(entry.slot.offset)
         self._forget(entry)
 
     def _writing(self, key: Key, generation: int) -> _Entry:
@@ -214,7 +210,7 @@ class ArenaMachine:
         if (error := self._leases.refusal(event.lease_id, event.key)) is not None:
             return [ReservationRefused(event.key, error)]
         if self._idle.pop(event.key, None) is not None:
-            self._leased_bytes += self._extents.size(entry.slot.offset)
+            self.leased_bytes += self._extents.size(entry.slot.offset)
         lease_s = self._leases.grant(event.lease_id, event.key, event.lease_s, now_s)
         slot = entry.slot
         ticket = Ticket(
@@ -240,7 +236,7 @@ class ArenaMachine:
     def _unpinned(self, keys: Iterable[Key]) -> None:
         for key in keys:
             entry = self._idle[key] = self._entries[key]
-            self._leased_bytes -= self._extents.size(entry.slot.offset)
+            self.leased_bytes -= self._extents.size(entry.slot.offset)
 
     def _pinned(self) -> list[_Entry]:
         """Those whose memory cannot be reclaimed."""
@@ -263,7 +259,7 @@ class ArenaMachine:
         assert taken + self._extents.free_bytes == self.capacity_bytes, "bytes do not add up"
         pinned = {entry.slot.key: entry for entry in self._pinned()}
         leased = sum(self._extents.size(entry.slot.offset) for entry in pinned.values())
-        assert leased == self._leased_bytes, "leased bytes do not add up"
+        assert leased == self.leased_bytes, "leased bytes do not add up"
         assert self._idle.keys() == self._entries.keys() - pinned.keys(), "what is idle"
         ready = sum(entry.state is SlotState.READY for entry in self._entries.values())
         assert ready == self._ready, "what is ready"

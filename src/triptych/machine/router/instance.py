@@ -183,7 +183,7 @@ class Instance:
         if not self.noted:
             self.noted = True
             for names in self.changed_in:
-                names.add(self.name)
+                names.add(self.member.address)
 
     # --- credits -----------------------------------------------------------------------------------------------------
 
