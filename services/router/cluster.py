@@ -241,7 +241,8 @@ class Cluster:
             unreleased = self._releases.pop(name)
             if not self._releases:
                 self._all_released.set()
-            self._give_back(name, unreleased.lease_ids, unreleased.credits)
+            if unreleased.lease_ids:  # the process is ending
+                self._give_back(name, unreleased.lease_ids, unreleased.credits)
 
     async def _release(self, name: str, lease_ids: Sequence[LeaseId], credits_: Sequence[int]) -> None:
         try:

@@ -253,7 +253,8 @@ class EngineLoop:
             self._live[request_id] = entry.sequences
             self._queue_positions[request_id] = entry.request.queue_position
             heappush(self._lost_at, (entry.request.queue_position.lost_s, request_id))
-        lost, copies = self._lost_positions(), self._next_copies()
+        lost = self._lost_positions() if self._queue_positions else []
+        copies = self._next_copies() if self._copies else []
         if not (joining or self._cancelled or lost or copies):
             return
         self._adding = joining
@@ -350,9 +351,10 @@ class EngineLoop:
             return
         now_s = self._clock()
         self._take_over(load)
-        for request_id in [name for name in self._queue_positions if name not in load.waiting or name in load.awaiting]:
-            del self._queue_positions[request_id]
-            self._live[request_id].join(began_s)
+        for request_id in list(self._queue_positions):
+            if request_id not in load.waiting or request_id in load.awaiting:
+                del self._queue_positions[request_id]
+                self._live[request_id].join(began_s)
         for output in outputs:
             self._deliver(output, now_s)
         if not self._load.has_work:
@@ -382,9 +384,10 @@ class EngineLoop:
         """Runs in the engine's thread."""
         prefill_queue_position = None if self._scheduler is None else self._scheduler.engine.prefill_queue_position
         computed: dict[str, dict[int, int]] = {}
-        awaiting: AbstractSet[str] = frozenset()
+        awaiting = set[str]()
         if self._kv is not None:
-            awaiting = {request_id for request_id, _ in self._kv.awaiting}
+            for request_id, _ in self._kv.awaiting:
+                awaiting.add(request_id)
             for request_id, (choices, _) in list(self._followed.items()):
                 computed[request_id] = {choice: self._kv.computed(request_id, choice) for choice in choices}
         return _Load(

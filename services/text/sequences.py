@@ -82,7 +82,8 @@ class Sequences:
     async def joined(self) -> float:
         """Wait until the engine has started it; returns when that was. Raises the error if it failed before."""
         while self.joined_s is None and self._error is None:
-            await self._change()
+            self._changed.clear()
+            await self._changed.wait()
         if self.joined_s is not None:
             return self.joined_s
         raise self._error or AssertionError("it has begun, or failed")
@@ -93,9 +94,10 @@ class Sequences:
         Must not be called once every choice has finished or was cancelled.
         """
         while self._error is None:
+            await self._changed.wait()
+            self._changed.clear()
             if ready := self.take():
                 return ready
-            await self._change()
         raise self._error
 
     def take(self) -> list[Tokens]:
@@ -111,10 +113,6 @@ class Sequences:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 await self._ended.wait()
-
-    async def _change(self) -> None:
-        self._changed.clear()
-        await self._changed.wait()
 
     # --- writer ------------------------------------------------------------------------------------------------------
 

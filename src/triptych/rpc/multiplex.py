@@ -184,7 +184,11 @@ class _Stream:
         del self._calls[answer.call]
         self._unsent.pop(answer.call, None)
         end = answer.end
-        return None if end.code == "OK" else calls.from_peer(error_from_status(end.code, end.message, end.metadata.items()))
+        return (
+            None
+            if end.code == "OK"
+            else calls.from_peer(error_from_status(end.code, end.message, end.metadata.items()))
+        )
 
     def _send(self, request: calls_pb2.CallRequest) -> None:
         if not self.ended:

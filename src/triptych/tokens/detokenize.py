@@ -30,7 +30,11 @@ class IncrementalDetokenizer:
 
     def feed(self, token_ids: Sequence[int]) -> str:
         """The text that these tokens complete; empty while a character is incomplete."""
-        return "".join(self._feed(token_id) for token_id in token_ids if token_id not in self._special)
+        text = ""
+        for token_id in token_ids:
+            if token_id not in self._special:
+                text += self._feed(token_id)
+        return text
 
     def flush(self) -> str:
         """The rest at the end of the answer: U+FFFD for an incomplete character."""
@@ -50,7 +54,7 @@ class IncrementalDetokenizer:
         if self._byte_fallback and (match := BYTE_TOKEN.fullmatch(token)):
             self._remember(token_id)
             return self._feed_byte(bytes.fromhex(match[1]))
-        text = self._flush_bytes()
+        text = self._flush_bytes() if self._pending_bytes else ""
         before = self._settled(self._tokenizer.decode(self._context))
         after = self._settled(self._tokenizer.decode([*self._context, token_id]))
         self._remember(token_id)
