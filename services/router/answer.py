@@ -1,6 +1,7 @@
 """Converts the text streams of one request into the events sent to the caller."""
 
 from array import array
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import inf
 from types import MappingProxyType
@@ -91,17 +92,19 @@ class Answer:
         return ended
 
     def _check(self, events: Sequence[TextEvent]) -> None:
-        left = {choice: self._most_tokens - len(sent) for choice, sent in self._sent.items()}
+        new_tokens: Counter[int] = Counter()
+        finished = set[int]()
         for event in events:
             if not isinstance(event, TokenChunk | Finished):
                 continue
-            if event.choice not in left:
-                raise EngineFailure(f"the text instance sent choice {event.choice}, which is not running")
+            choice = event.choice
+            if choice not in self._sent or choice in finished:
+                raise EngineFailure(f"the text instance sent choice {choice}, which is not running")
             if isinstance(event, Finished):
-                del left[event.choice]
+                finished.add(choice)
                 continue
-            left[event.choice] -= len(event.token_ids)
-            if left[event.choice] < 0:
+            new_tokens[choice] += len(event.token_ids)
+            if len(self._sent[choice]) + new_tokens[choice] > self._most_tokens:
                 raise EngineFailure(f"the text instance sent more than {self._most_tokens} tokens")
 
     def _finished(self, event: Finished) -> list[ChatEvent]:

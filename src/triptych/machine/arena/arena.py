@@ -207,11 +207,12 @@ class ArenaMachine:
         entry = self._entries.get(event.key)
         if entry is None or entry.state is not SlotState.READY or event.generation not in (None, entry.slot.generation):
             return [ReservationRefused(event.key, LeaseLost("the embedding is no longer held here"))]
-        if (error := self._leases.refusal(event.lease_id, event.key)) is not None:
+        lease_ids = (event.lease_id,) if event.router_lease is None else (event.lease_id, event.router_lease)
+        if (error := self._leases.refusal(lease_ids, event.key)) is not None:
             return [ReservationRefused(event.key, error)]
         if self._idle.pop(event.key, None) is not None:
             self.leased_bytes += self._extents.size(entry.slot.offset)
-        lease_s = self._leases.grant(event.lease_id, event.key, event.lease_s, now_s)
+        lease_s = self._leases.grant(lease_ids, event.key, event.lease_s, now_s)
         slot = entry.slot
         ticket = Ticket(
             key=slot.key,

@@ -181,6 +181,8 @@ class BatchQueue:
         self._limits = limits
         self._max_preparing = max_preparing
         self._entries: dict[Key, _Entry] = {}
+        self._arrived: dict[Key, None] = {}
+        """The ARRIVED entries, in that order."""
         self._queue: dict[Key, float] = {}
         """When each entry became WAITING, in that order."""
         self._arrivals = 0
@@ -230,7 +232,7 @@ class BatchQueue:
             case Done(key):
                 self._forget(key)
                 effects = []
-        return effects + self._start_preparing(now_s)
+        return effects + self._start_preparing(now_s) if self._arrived else effects
 
     def _arrive(self, event: Arrive, now_s: float) -> list[Effect]:
         waits = as_called(
@@ -252,6 +254,7 @@ class BatchQueue:
         if (full := self._why_full(event.nbytes, event.modality, list(self._entries.values()))) is not None:
             return [RefuseCaller(event.key, fits=True, reason=full)]
         self._entries[event.key] = _Entry(event.tokens, event.nbytes, event.modality, waiters={event.waiter: waiter})
+        self._arrived[event.key] = None
         return []
 
     def _limit_of(self, limit: int, modality: Modality) -> int:
@@ -277,15 +280,11 @@ class BatchQueue:
 
     def _start_preparing(self, now_s: float) -> list[Effect]:
         effects: list[Effect] = []
-        arrived = [
-            (entry.queue_position(now_s), key) for key, entry in self._entries.items() if entry.phase is Phase.ARRIVED
-        ]
-        if not arrived:
-            return effects
         preparing = self._preparing
-        for _, key in sorted(arrived):
+        for _, key in sorted((self._entries[key].queue_position(now_s), key) for key in self._arrived):
             entry = self._entries[key]
             if self._is_thread_free(entry.modality, preparing):
+                del self._arrived[key]
                 entry.phase = Phase.PREPARING
                 preparing.append(entry.modality)
                 effects.append(StartPreparing(key))
@@ -328,6 +327,8 @@ class BatchQueue:
         limits = self._limits
         max_tokens = limits.max_batch_tokens or MOST_BATCH_TOKENS
         effects: list[Effect] = []
+        if not self._queue:
+            return effects
         for key in [key for key in self._queue if self._entries[key].expired(now_s)]:
             self._forget(key)
             effects.append(Drop(key, expired=True, reason="the time that its callers gave is over"))
@@ -347,12 +348,15 @@ class BatchQueue:
 
     def _forget(self, key: Key) -> None:
         self._entries.pop(key, None)
+        self._arrived.pop(key, None)
         self._queue.pop(key, None)
 
     def validate(self) -> None:
         """Raises AssertionError if an invariant is violated."""
         waiting = {key for key, entry in self._entries.items() if entry.phase is Phase.WAITING}
         assert waiting == set(self._queue), "the queue is exactly the waiting entries"
+        arrived = {key for key, entry in self._entries.items() if entry.phase is Phase.ARRIVED}
+        assert arrived == set(self._arrived), "what has arrived is known"
         assert len(self._entries) <= self._limits.max_waiting_items, "too many entries"
         assert self.nbytes <= self._limits.max_prepared_bytes, "too many bytes"
         entries = self._entries.values()
