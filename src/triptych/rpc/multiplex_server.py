@@ -137,8 +137,17 @@ class _Exchange:
         del self._calls[call.number]
 
     async def _serve(self, call: "_Call", start: calls_pb2.StartCall) -> None:
+        handler = self._servicer.handlers.get(start.method)
         try:
-            await self._answer(call, start)
+            if handler is None:
+                await call.abort(grpc.StatusCode.UNIMPLEMENTED)
+            elif handler.response_streaming:
+                await self._stream(handler, call, start.request)
+            else:
+                serve = cast("Callable[[bytes, _Call], Awaitable[object]]", handler.unary_unary)
+                serialize = cast("Callable[[object], bytes]", handler.response_serializer)
+                message = serialize(await serve(start.request, call))
+                self._unsent.answer(call.number, len(message)).messages.append(message)
             call.code = "OK"
         except grpc.aio.AbortError:
             pass  # the handler has set the status
@@ -147,24 +156,16 @@ class _Exchange:
             call.code = "INTERNAL"
         self._unsent.end(call.number, call.code, call.message, call.metadata)
 
-    async def _answer(self, call: "_Call", start: calls_pb2.StartCall) -> None:
-        handler = self._servicer.handlers.get(start.method)
-        if handler is None:
-            await call.abort(grpc.StatusCode.UNIMPLEMENTED)
+    async def _stream(self, handler: Handler, call: "_Call", request: bytes) -> None:
         serialize = cast("Callable[[object], bytes]", handler.response_serializer)
-        if handler.response_streaming:
-            serve_stream = cast("Callable[[bytes, _Call], AsyncGenerator[object]]", handler.unary_stream)
-            async with aclosing(serve_stream(start.request, call)) as answers:
-                async for answer in answers:
-                    message = serialize(answer)
-                    if call.room_nbytes <= 0:
-                        await call.has_room()
-                    call.room_nbytes -= len(message) + limits.MESSAGE_NBYTES
-                    self._unsent.answer(call.number, len(message)).messages.append(message)
-        else:
-            serve = cast("Callable[[bytes, _Call], Awaitable[object]]", handler.unary_unary)
-            message = serialize(await serve(start.request, call))
-            self._unsent.answer(call.number, len(message)).messages.append(message)
+        serve = cast("Callable[[bytes, _Call], AsyncGenerator[object]]", handler.unary_stream)
+        async with aclosing(serve(request, call)) as answers:
+            async for answer in answers:
+                message = serialize(answer)
+                if call.room_nbytes <= 0:
+                    await call.has_room()
+                call.room_nbytes -= len(message) + limits.MESSAGE_NBYTES
+                self._unsent.answer(call.number, len(message)).messages.append(message)
 
     async def _write(self) -> None:
         try:

@@ -46,6 +46,8 @@ _DEFAULTS = LeaseLimits()
 @dataclass(slots=True)
 class _Entry:
     slot: Slot
+    nbytes: int
+    """As allocated."""
     state: SlotState = SlotState.WRITING
     checksum: int = 0
 
@@ -151,8 +153,8 @@ class ArenaMachine:
             return [*effects, ReservationRefused(event.key, ArenaFull(message))]
         self._generation += 1
         slot = Slot(event.key, self._generation, offset, event.tensors, event.tokens, payload)
-        self._entries[event.key] = _Entry(slot)
-        self.leased_bytes += self._extents.size(offset)
+        entry = self._entries[event.key] = _Entry(slot, self._extents.size(offset))
+        self.leased_bytes += entry.nbytes
         return [*effects, Reserved(slot)]
 
     def _make_room(self, nbytes: int) -> list[Effect]:
@@ -170,7 +172,7 @@ class ArenaMachine:
         """Whether ``nbytes`` fit once everything reclaimable is evicted."""
         if self.available_bytes < nbytes:
             return False
-        fixed = [(e.slot.offset, self._extents.size(e.slot.offset)) for e in self._pinned()]
+        fixed = [(e.slot.offset, e.nbytes) for e in self._pinned()]
         at = self._extents.start
         for offset, size in sorted(fixed):
             if offset - at >= nbytes:
@@ -194,7 +196,7 @@ class ArenaMachine:
 
     def _abandon(self, event: Abandon) -> None:
         entry = self._writing(event.key, event.generation)
-        self.leased_bytes -= self._extents.size(entry.slot.offset)
+        self.leased_bytes -= entry.nbytes
         self._forget(entry)
 
     def _writing(self, key: Key, generation: int) -> _Entry:
@@ -211,7 +213,7 @@ class ArenaMachine:
         if (error := self._leases.refusal(lease_ids, event.key)) is not None:
             return [ReservationRefused(event.key, error)]
         if self._idle.pop(event.key, None) is not None:
-            self.leased_bytes += self._extents.size(entry.slot.offset)
+            self.leased_bytes += entry.nbytes
         lease_s = self._leases.grant(lease_ids, event.key, event.lease_s, now_s)
         slot = entry.slot
         ticket = Ticket(
@@ -237,7 +239,7 @@ class ArenaMachine:
     def _unpinned(self, keys: Iterable[Key]) -> None:
         for key in keys:
             entry = self._idle[key] = self._entries[key]
-            self.leased_bytes -= self._extents.size(entry.slot.offset)
+            self.leased_bytes -= entry.nbytes
 
     def _pinned(self) -> list[_Entry]:
         """Those whose memory cannot be reclaimed."""
@@ -259,7 +261,7 @@ class ArenaMachine:
         taken = sum(self._extents.size(offset) for offset, _ in slots)
         assert taken + self._extents.free_bytes == self.capacity_bytes, "bytes do not add up"
         pinned = {entry.slot.key: entry for entry in self._pinned()}
-        leased = sum(self._extents.size(entry.slot.offset) for entry in pinned.values())
+        leased = sum(entry.nbytes for entry in pinned.values())
         assert leased == self.leased_bytes, "leased bytes do not add up"
         assert self._idle.keys() == self._entries.keys() - pinned.keys(), "what is idle"
         ready = sum(entry.state is SlotState.READY for entry in self._entries.values())

@@ -327,8 +327,6 @@ class BatchQueue:
         limits = self._limits
         max_tokens = limits.max_batch_tokens or MOST_BATCH_TOKENS
         effects: list[Effect] = []
-        if not self._queue:
-            return effects
         for key in [key for key in self._queue if self._entries[key].expired(now_s)]:
             self._forget(key)
             effects.append(Drop(key, expired=True, reason="the time that its callers gave is over"))
