@@ -156,7 +156,7 @@ class RequestTask(ABC):
 
     def cancel(self) -> None:
         """The caller left: stop what runs and release what is held. No effect on a finished request."""
-        if not self.phase.has_ended:
+        if not self._machine.phase.has_ended:
             self.feed(Signal.CALLER_LEFT)
 
     # --- lifecycle ---------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ class RequestTask(ABC):
                     # The process is ending: report it to whoever waits for the answer.
                     self.feed(Signal.CALLER_LEFT)
                     raise
-                if self.phase is RequestPhase.DONE:
+                if self._machine.phase is RequestPhase.DONE:
                     # At most the end of the text instance's call is outstanding.
                     self._timers.append(asyncio.get_running_loop().call_later(_LAST_CALL_S, self._stop))
                 else:

@@ -54,6 +54,8 @@ class Sequences:
         """
         self._choices = {choice: _Unread() for choice in choices}
         self._unfinished = len(choices)
+        self.is_over = False
+        """Every choice has finished or was dropped."""
         self._on_gap = on_gap
         self._on_over = on_over
         self._error: TriptychError | None = None
@@ -116,11 +118,6 @@ class Sequences:
 
     # --- writer ------------------------------------------------------------------------------------------------------
 
-    @property
-    def is_over(self) -> bool:
-        """Whether every choice has finished or was dropped."""
-        return self._unfinished == 0
-
     def join(self, now_s: float) -> None:
         """The engine has started the request."""
         self.joined_s = now_s
@@ -155,6 +152,7 @@ class Sequences:
             self._choices[choice].has_ended = True
             self._unfinished -= 1
             if self._unfinished == 0:
+                self.is_over = True
                 self.close()
 
     def fail(self, error: TriptychError) -> None:
