@@ -384,10 +384,9 @@ class EngineLoop:
         """Runs in the engine's thread."""
         prefill_queue_position = None if self._scheduler is None else self._scheduler.engine.prefill_queue_position
         computed: dict[str, dict[int, int]] = {}
-        awaiting = set[str]()
+        awaiting: AbstractSet[str] = frozenset()
         if self._kv is not None:
-            for request_id, _ in self._kv.awaiting:
-                awaiting.add(request_id)
+            awaiting = {request_id for request_id, _ in self._kv.awaiting}
             for request_id, (choices, _) in list(self._followed.items()):
                 computed[request_id] = {choice: self._kv.computed(request_id, choice) for choice in choices}
         return _Load(

@@ -101,8 +101,7 @@ class Generation:
                 tokens = await self._next(sequences)
                 if self._departure.is_wanted and answered.issuperset(answers) and await self._pause(answers):
                     tokens += sequences.take()
-                for ready_tokens in tokens:
-                    answered.add(ready_tokens.choice)
+                answered.update(ready_tokens.choice for ready_tokens in tokens)
                 if events := self._take(tokens, answers, sequences):
                     yield events
                 if self._is_transferred and answered.issuperset(answers):

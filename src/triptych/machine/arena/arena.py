@@ -269,6 +269,7 @@ class ArenaMachine:
         self._leases.validate()
         for key, entry in self._entries.items():
             assert entry.slot.key == key, "an entry has another key"
+            assert entry.nbytes == self._extents.size(entry.slot.offset), "an entry has another size"
             assert 0 < entry.slot.generation <= self._generation, "a generation from nowhere"
             is_leased = key in self._leases
             assert not (is_leased and entry.state is SlotState.WRITING), "a lease on a slot being written"
