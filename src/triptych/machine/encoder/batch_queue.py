@@ -185,15 +185,13 @@ class BatchQueue:
         """The ARRIVED entries, in that order."""
         self._queue: dict[Key, float] = {}
         """When each entry became WAITING, in that order."""
+        self.pending_tokens = 0
+        """Of all entries; kept, as load is asked for often and many may wait."""
         self._arrivals = 0
 
     @property
     def pending_items(self) -> int:
         return len(self._entries)
-
-    @property
-    def pending_tokens(self) -> int:
-        return sum(entry.tokens for entry in self._entries.values())
 
     @property
     def nbytes(self) -> int:
@@ -255,6 +253,7 @@ class BatchQueue:
             return [RefuseCaller(event.key, fits=True, reason=full)]
         self._entries[event.key] = _Entry(event.tokens, event.nbytes, event.modality, waiters={event.waiter: waiter})
         self._arrived[event.key] = None
+        self.pending_tokens += event.tokens
         return []
 
     def _limit_of(self, limit: int, modality: Modality) -> int:
@@ -309,6 +308,7 @@ class BatchQueue:
         if (full := self._why_full(event.nbytes, entry.modality, others)) is not None:
             self._forget(event.key)
             return [Drop(event.key, expired=False, reason=full)]
+        self.pending_tokens += event.tokens - entry.tokens
         entry.tokens, entry.nbytes, entry.phase = event.tokens, event.nbytes, Phase.WAITING
         self._queue[event.key] = now_s
         return []
@@ -345,7 +345,8 @@ class BatchQueue:
         return effects
 
     def _forget(self, key: Key) -> None:
-        self._entries.pop(key, None)
+        if (entry := self._entries.pop(key, None)) is not None:
+            self.pending_tokens -= entry.tokens
         self._arrived.pop(key, None)
         self._queue.pop(key, None)
 
@@ -355,6 +356,7 @@ class BatchQueue:
         assert waiting == set(self._queue), "the queue is exactly the waiting entries"
         arrived = {key for key, entry in self._entries.items() if entry.phase is Phase.ARRIVED}
         assert arrived == set(self._arrived), "what has arrived is known"
+        assert self.pending_tokens == sum(entry.tokens for entry in self._entries.values()), "tokens do not add up"
         assert len(self._entries) <= self._limits.max_waiting_items, "too many entries"
         assert self.nbytes <= self._limits.max_prepared_bytes, "too many bytes"
         entries = self._entries.values()
