@@ -1,7 +1,6 @@
 """Converts the text streams of one request into the events sent to the caller."""
 
 from array import array
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import inf
 from types import MappingProxyType
@@ -92,19 +91,20 @@ class Answer:
         return ended
 
     def _check(self, events: Sequence[TextEvent]) -> None:
-        new_tokens: Counter[int] = Counter()
-        finished = set[int]()
+        tokens: dict[int, int] = {}
+        """By choice, with those passed on before."""
+        finished: set[int] = set()
         for event in events:
             if not isinstance(event, TokenChunk | Finished):
                 continue
-            choice = event.choice
-            if choice not in self._sent or choice in finished:
+            choice, sent = event.choice, self._sent.get(event.choice)
+            if sent is None or choice in finished:
                 raise EngineFailure(f"the text instance sent choice {choice}, which is not running")
             if isinstance(event, Finished):
                 finished.add(choice)
                 continue
-            new_tokens[choice] += len(event.token_ids)
-            if len(self._sent[choice]) + new_tokens[choice] > self._most_tokens:
+            tokens[choice] = tokens.get(choice, len(sent)) + len(event.token_ids)
+            if tokens[choice] > self._most_tokens:
                 raise EngineFailure(f"the text instance sent more than {self._most_tokens} tokens")
 
     def _finished(self, event: Finished) -> list[ChatEvent]:
