@@ -159,6 +159,8 @@ class Batcher(Generic[PreparedT]):
 
         Raises InstanceLost when the engine cannot go on. The batch's items have failed with it, the others with Unavailable.
         """
+        if self.queue.waiting_since_s is None:
+            return False
         batch = self._handle(batch_queue.Take(budget))
         if batch:
             try:

@@ -124,7 +124,7 @@ class Shedding:
         """Note that a request came. Returns whether it may have to be refused, which ``refusal`` says."""
         self._asked_s = self._clock()
         if self._due_s == float("inf"):
-            self._measure()
+            self._measure()  # from now on
         self._note(self.delay_s, self._asked_s)
         return self._sustained.behind or self._asked_s < self._refuses_until_s
 
@@ -211,10 +211,7 @@ class Shedding:
                 self._turnover.rest()
 
     def _measure(self) -> None:
-        self._due_s = self._clock() + PROBE_S
-        asyncio.get_running_loop().call_later(PROBE_S, self._measured)
-
-    def _measured(self) -> None:
+        """Measure the delay, and do so again in ``PROBE_S`` while requests come."""
         now_s = self._clock()
         while self._unbegun and self._unbegun[0].begun:
             self._unbegun.popleft()
@@ -222,6 +219,7 @@ class Shedding:
         self._delay_s = max(0.0, now_s - self._due_s, waits_s)
         self._note(self._delay_s, now_s)
         if now_s - self._asked_s < RECENT_S or self._sustained.behind:
-            self._measure()
+            self._due_s = now_s + PROBE_S
+            asyncio.get_running_loop().call_later(PROBE_S, self._measure)
         else:
             self._delay_s, self._due_s = 0.0, float("inf")

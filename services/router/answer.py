@@ -57,10 +57,7 @@ class Answer:
         self.streamed_tokens = sum(map(len, begun.values()))
         self.finish_reason = ""
         """The reason of the choice that finished last."""
-
-    @property
-    def has_ended(self) -> bool:
-        return not self._sent
+        self.has_ended = False
 
     def continued(self) -> tuple[ContinuedChoice, ...]:
         """The choices that have not finished, for a text instance that goes on with them."""
@@ -78,7 +75,7 @@ class Answer:
         now_s = self._clock()
         for event in events:
             if isinstance(event, TokenChunk):
-                self._passed_on(event)
+                self._sent[event.choice].extend(event.token_ids)
                 self.streamed_tokens += len(event.token_ids)
                 if self._gaps is not None:
                     self._gaps.tokens(event.choice, len(event.token_ids), now_s)
@@ -93,27 +90,28 @@ class Answer:
             self._buffer.put(out)
         return ended
 
-    def _passed_on(self, event: TokenChunk) -> None:
-        self._sent[event.choice].extend(event.token_ids)
-
     def _check(self, events: Sequence[TextEvent]) -> None:
-        left = {choice: self._most_tokens - len(sent) for choice, sent in self._sent.items()}
+        tokens: dict[int, int] = {}
+        """By choice, with those passed on before."""
+        finished: set[int] = set()
         for event in events:
             if not isinstance(event, TokenChunk | Finished):
                 continue
-            if event.choice not in left:
-                raise EngineFailure(f"the text instance sent choice {event.choice}, which is not running")
+            choice, sent = event.choice, self._sent.get(event.choice)
+            if sent is None or choice in finished:
+                raise EngineFailure(f"the text instance sent choice {choice}, which is not running")
             if isinstance(event, Finished):
-                del left[event.choice]
+                finished.add(choice)
                 continue
-            left[event.choice] -= len(event.token_ids)
-            if left[event.choice] < 0:
+            tokens[choice] = tokens.get(choice, len(sent)) + len(event.token_ids)
+            if tokens[choice] > self._most_tokens:
                 raise EngineFailure(f"the text instance sent more than {self._most_tokens} tokens")
 
     def _finished(self, event: Finished) -> list[ChatEvent]:
         del self._sent[event.choice]
         self._completion_tokens += event.completion_tokens
         self.finish_reason = event.reason.value
+        self.has_ended = not self._sent
         out: list[ChatEvent] = [ChoiceFinished(event.reason, event.choice)]
         if self._calls is not None:
             out = self._calls.finished(event)

@@ -126,7 +126,7 @@ class ChatTask(RequestTask):
             if any(len(item.units) > 1 for item in items):
                 items = self._sharding(items)
             self._gaps, expected = self._attainment.prepared(
-                self._number,
+                self.number,
                 self._prompted.items,
                 prompt_tokens,
                 self._clock() - self._started_s,

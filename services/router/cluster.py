@@ -93,7 +93,7 @@ class Cluster:
         self._settings = settings
         self._clock = clock
         self._scope = scope
-        self._machine = ClusterMachine(
+        self.machine = ClusterMachine(
             settings.cluster,
             policies,
             rng,
@@ -102,6 +102,7 @@ class Cluster:
             costs=costs,
             max_keys=settings.resolved_keys,
         )
+        """This router's knowledge of the cluster, for reading: ``feed`` changes it."""
         self._snapshot = MembershipSnapshot()
         self._connections: dict[str, Connection] = {}
         self._requesters: dict[int, Requester] = {}
@@ -118,18 +119,13 @@ class Cluster:
     # --- state -------------------------------------------------------------------------------------------------------
 
     @property
-    def machine(self) -> ClusterMachine:
-        """The machine with this router's knowledge of the cluster, for reading: ``feed`` changes it."""
-        return self._machine
-
-    @property
     def encoders(self) -> Pool:
         """The instances that encode, with their load now."""
-        return self._machine.instances.pool(ENCODE, self._clock())
+        return self.machine.instances.pool(ENCODE, self._clock())
 
     def longest_waits_s(self) -> dict[int, float]:
         """By priority, the longest time that a request has waited for room in the encoders' arenas."""
-        return self._machine.longest_waits_s(self._clock())
+        return self.machine.longest_waits_s(self._clock())
 
     @property
     def membership(self) -> MembershipSnapshot:
@@ -143,7 +139,7 @@ class Cluster:
 
     def validate(self) -> None:
         """Raise AssertionError where an invariant does not hold."""
-        self._machine.validate()
+        self.machine.validate()
 
     def call(self, name: str) -> AbstractContextManager[InstanceClient]:
         """Context of a call to an instance.
@@ -157,7 +153,7 @@ class Cluster:
 
     def epoch_of(self, name: str) -> int:
         """The epoch under which an instance is known; 0 if it is not."""
-        instance = self._machine.instances.by_name.get(name)
+        instance = self.machine.instances.by_name.get(name)
         return 0 if instance is None or instance.info is None else instance.info.epoch
 
     async def surviving(self, lost: Iterable[Loss]) -> frozenset[Loss]:
@@ -185,9 +181,9 @@ class Cluster:
         del self._requesters[request]
 
     def feed(self, event: ClusterEvent) -> None:
-        if effects := self._machine.handle(event, self._clock()):
+        if effects := self.machine.handle(event, self._clock()):
             self._apply(effects)
-        if not self._text_back.is_set() and not self._machine.text_lost:
+        if not self._text_back.is_set() and not self.machine.text_lost:
             self._text_back.set()
 
     async def ask_for_text(self) -> bool:
@@ -201,7 +197,7 @@ class Cluster:
         with suppress(TimeoutError):
             async with asyncio.timeout(_ASK_S):
                 await self._text_back.wait()
-        return not self._machine.text_lost
+        return not self.machine.text_lost
 
     def release(self, name: str, lease_ids: tuple[LeaseId, ...], credits_: tuple[int, ...]) -> None:
         """Release leases in the background, then return their credits.
@@ -245,7 +241,8 @@ class Cluster:
             unreleased = self._releases.pop(name)
             if not self._releases:
                 self._all_released.set()
-            self._give_back(name, unreleased.lease_ids, unreleased.credits)
+            if unreleased.lease_ids:  # the process is ending
+                self._give_back(name, unreleased.lease_ids, unreleased.credits)
 
     async def _release(self, name: str, lease_ids: Sequence[LeaseId], credits_: Sequence[int]) -> None:
         try:

@@ -88,12 +88,19 @@ class SmallInline:
     def _is_small(self, request: ChatRequest) -> bool:
         if request.sampling.response_format is not None or len(request.messages) > _MAX_MESSAGES_INLINE:
             return False
-        if request.tool_choice.forces or any(message.tool_calls for message in request.messages):
+        if request.tool_choice.forces:
             return False
-        texts = (part.text for message in request.messages for part in message.parts if isinstance(part, TextPart))
         begun = request.begun_tokens if request.tools else 0
-        chars = len(request.prompt or "") + len(request.tools) + sum(map(len, texts)) + begun
-        return chars <= self.max_chars and sum(len(part.data) for part in request.media) <= self.max_media_bytes
+        chars, media_bytes = len(request.prompt or "") + len(request.tools) + begun, 0
+        for message in request.messages:
+            if message.tool_calls:
+                return False
+            for part in message.parts:
+                if isinstance(part, TextPart):
+                    chars += len(part.text)
+                else:
+                    media_bytes += len(part.data)
+        return chars <= self.max_chars and media_bytes <= self.max_media_bytes
 
 
 @dataclass(frozen=True, slots=True)

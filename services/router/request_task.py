@@ -104,7 +104,10 @@ class RequestTask(ABC):
         self.request = request
         self._listeners = listeners
         self.media_bytes = admitted.media_bytes
-        self._number = admitted.number
+        self.number = admitted.number
+        """Unlike the request id, never reused."""
+        self.tenant: Tenant = (request.tenant if isinstance(request, ChatRequest) else None) or NOBODY
+        """The request's tenant. Those who name none are one."""
         self._model = admitted.model
         self._machine = admitted.machine
         self._deadline_s = admitted.deadline_s
@@ -135,16 +138,6 @@ class RequestTask(ABC):
         """End what the caller sees, as the request is over."""
 
     @property
-    def tenant(self) -> Tenant:
-        """The request's tenant. Those who name none are one."""
-        return (self.request.tenant if isinstance(self.request, ChatRequest) else None) or NOBODY
-
-    @property
-    def number(self) -> int:
-        """Unlike the request id, never reused."""
-        return self._number
-
-    @property
     def phase(self) -> RequestPhase:
         return self._machine.phase
 
@@ -163,7 +156,7 @@ class RequestTask(ABC):
 
     def cancel(self) -> None:
         """The caller left: stop what runs and release what is held. No effect on a finished request."""
-        if not self.phase.has_ended:
+        if not self._machine.phase.has_ended:
             self.feed(Signal.CALLER_LEFT)
 
     # --- lifecycle ---------------------------------------------------------------------------------------------------
@@ -175,7 +168,7 @@ class RequestTask(ABC):
 
     async def _drive(self, on_over: Callable[["RequestTask"], None]) -> None:
         self._feed_after(self._left_s(), Signal.DEADLINE_PASSED)
-        self._cluster.register(self._number, self)
+        self._cluster.register(self.number, self)
         try:
             async with asyncio.TaskGroup() as self._group:
                 self._start(self._prepare, "prepare")
@@ -185,7 +178,7 @@ class RequestTask(ABC):
                     # The process is ending: report it to whoever waits for the answer.
                     self.feed(Signal.CALLER_LEFT)
                     raise
-                if self.phase is RequestPhase.DONE:
+                if self._machine.phase is RequestPhase.DONE:
                     # At most the end of the text instance's call is outstanding.
                     self._timers.append(asyncio.get_running_loop().call_later(_LAST_CALL_S, self._stop))
                 else:
@@ -193,7 +186,7 @@ class RequestTask(ABC):
         finally:
             for timer in self._timers:
                 timer.cancel()
-            self._cluster.unregister(self._number)
+            self._cluster.unregister(self.number)
             on_over(self)
 
     def _stop(self) -> None:

@@ -275,7 +275,7 @@ class RouterService:
         if not request.continued:  # its caller has some of it already
             # Before anything is computed for it; once its class is known it is judged by the time of that class.
             wait_s, service_s = self.attainment.least_s(
-                request.priority, media=bool(request.media), tenant=request.tenant or NOBODY
+                request.priority, media=media_bytes > 0, tenant=request.tenant or NOBODY
             )
             self._late.check(request, left_s=timeout_s, wait_s=wait_s, service_s=service_s, prepared=False)
         admitted = self._admitted(

@@ -49,10 +49,10 @@ class Answer:
         self, ids: tuple[int, ...], scores: tuple[Scores, ...], text: str, reason: FinishReason | None
     ) -> tuple[TokenChunk, FinishReason | None]:
         self.completion_tokens += len(ids)
-        logprobs = [
-            TokenLogprobs(self._alternative(score.chosen), tuple([self._alternative(other) for other in score.top]))
-            for score in scores
-        ]
+        logprobs: list[TokenLogprobs] = []
+        for score in scores:
+            top = tuple([self._alternative(other) for other in score.top])
+            logprobs.append(TokenLogprobs(self._alternative(score.chosen), top))
         return TokenChunk(ids, text, self._choice, tuple(logprobs)), reason
 
     def _alternative(self, scored: ScoredToken) -> Alternative:

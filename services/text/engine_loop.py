@@ -253,15 +253,17 @@ class EngineLoop:
             self._live[request_id] = entry.sequences
             self._queue_positions[request_id] = entry.request.queue_position
             heappush(self._lost_at, (entry.request.queue_position.lost_s, request_id))
-        lost, copies = self._lost_positions(), self._next_copies()
+        lost = self._lost_positions() if self._queue_positions else []
+        copies = self._next_copies() if self._copies else []
         if not (joining or self._cancelled or lost or copies):
             return
         self._adding = joining
         cancelled, self._cancelled = self._cancelled, set()
         requests = [entry.request for entry in joining.values()]
         refused, results, load = await self._thread.run(self._exchange, cancelled, requests, lost, copies)
-        self._adding = {}
-        self._take_over(load)
+        self._adding, self._load = {}, load
+        if load.computed:
+            self._tell_followers(load)
         for copy, (result, error) in zip(copies, results, strict=True):
             if error is not None:
                 _fail_copy(copy, error)
@@ -283,9 +285,7 @@ class EngineLoop:
                 nbytes += copy.nbytes
         return copies
 
-    def _take_over(self, load: _Load) -> None:
-        """Take over what the engine's thread says."""
-        self._load = load
+    def _tell_followers(self, load: _Load) -> None:
         for request_id, computed in load.computed.items():
             if (followed := self._followed.get(request_id)) is not None:
                 followed[1](computed)
@@ -348,11 +348,13 @@ class EngineLoop:
             for request_id in list(self._live):
                 self._fail(request_id, error)
             return
-        now_s = self._clock()
-        self._take_over(load)
-        for request_id in [name for name in self._queue_positions if name not in load.waiting or name in load.awaiting]:
-            del self._queue_positions[request_id]
-            self._live[request_id].join(began_s)
+        now_s, self._load = self._clock(), load
+        if load.computed:
+            self._tell_followers(load)
+        for request_id in list(self._queue_positions):
+            if request_id not in load.waiting or request_id in load.awaiting:
+                del self._queue_positions[request_id]
+                self._live[request_id].join(began_s)
         for output in outputs:
             self._deliver(output, now_s)
         if not self._load.has_work:

@@ -98,13 +98,15 @@ class Imports:
         self._receiver.copies_gone(self._job.job_id)
 
     def release(self, *, in_engine: bool) -> None:
-        """Give back what the request still has. ``in_engine``: the engine has been told to cancel it, and ``copied`` follows."""
+        """Give back what the request still has. ``in_engine``: the engine has been told to cancel it; ``copied`` and
+        ``copies_gone`` follow.
+        """
         if not in_engine:
             self.copied()
+            self.copies_gone()
         if not self._in_receiver:
             for placement in self._request.placements:
                 self._receiver.releases.add(placement.ticket)
-        self.copies_gone()
         if self._kv is not None:
             self._kv.stop()
         else:

@@ -71,20 +71,21 @@ class Jobs:
 
     def add(self, job: Job) -> None:
         self._jobs[job.job_id] = job
-        self._count(job, 1)
+        self.outside += 1
+        self.outside_tokens += job.tokens
+        self.unanswered_tokens += len(job.request.token_ids)
 
     def enters_engine(self, job: Job) -> None:
-        self._count(job, -1)
         job.in_engine = True
-        self._count(job, 1)
+        self.outside -= 1
+        self.outside_tokens -= job.tokens
 
     def got_tokens(self, job: Job) -> frozenset[Stage]:
         """Returns the stages that have computed their part of it with these tokens."""
         is_first, done = not job.has_answered, frozenset[Stage]()
         if is_first:
-            self._count(job, -1)
             job.has_answered = True
-            self._count(job, 1)
+            self.unanswered_tokens -= len(job.request.token_ids)
             done |= PREFILL
         if not job.is_decoded and (job.request.continued or not is_first):
             job.is_decoded = True
@@ -93,15 +94,13 @@ class Jobs:
 
     def ended(self, job: Job) -> None:
         """Of one that may not have been admitted."""
-        if self._jobs.pop(job.job_id, None) is not None:
-            self._count(job, -1)
-
-    def _count(self, job: Job, times: int) -> None:
+        if self._jobs.pop(job.job_id, None) is None:
+            return
         if not job.in_engine:
-            self.outside += times
-            self.outside_tokens += times * job.tokens
+            self.outside -= 1
+            self.outside_tokens -= job.tokens
         if not job.has_answered:
-            self.unanswered_tokens += times * len(job.request.token_ids)
+            self.unanswered_tokens -= len(job.request.token_ids)
 
     def validate(self) -> None:
         """Raises AssertionError if an invariant is violated."""

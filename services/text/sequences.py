@@ -54,6 +54,8 @@ class Sequences:
         """
         self._choices = {choice: _Unread() for choice in choices}
         self._unfinished = len(choices)
+        self.is_over = False
+        """Every choice has finished or was dropped."""
         self._on_gap = on_gap
         self._on_over = on_over
         self._error: TriptychError | None = None
@@ -82,7 +84,8 @@ class Sequences:
     async def joined(self) -> float:
         """Wait until the engine has started it; returns when that was. Raises the error if it failed before."""
         while self.joined_s is None and self._error is None:
-            await self._change()
+            self._changed.clear()
+            await self._changed.wait()
         if self.joined_s is not None:
             return self.joined_s
         raise self._error or AssertionError("it has begun, or failed")
@@ -93,9 +96,10 @@ class Sequences:
         Must not be called once every choice has finished or was cancelled.
         """
         while self._error is None:
+            await self._changed.wait()
+            self._changed.clear()
             if ready := self.take():
                 return ready
-            await self._change()
         raise self._error
 
     def take(self) -> list[Tokens]:
@@ -112,16 +116,7 @@ class Sequences:
             async with asyncio.timeout(within_s):
                 await self._ended.wait()
 
-    async def _change(self) -> None:
-        self._changed.clear()
-        await self._changed.wait()
-
     # --- writer ------------------------------------------------------------------------------------------------------
-
-    @property
-    def is_over(self) -> bool:
-        """Whether every choice has finished or was dropped."""
-        return self._unfinished == 0
 
     def join(self, now_s: float) -> None:
         """The engine has started the request."""
@@ -157,6 +152,7 @@ class Sequences:
             self._choices[choice].has_ended = True
             self._unfinished -= 1
             if self._unfinished == 0:
+                self.is_over = True
                 self.close()
 
     def fail(self, error: TriptychError) -> None:

@@ -205,7 +205,8 @@ class TextService:
         A prompt counts as prefill load until the first token of its answer, the most that may be generated as decode
         load.
         """
-        waiting, running = self._serving.waiting, self._loop.requests[1]
+        unstarted, running = self._loop.requests
+        waiting = unstarted + self._jobs.outside
         tokens = self._loop.pending_tokens + self._jobs.outside_tokens
         prompts = min(self._jobs.unanswered_tokens, tokens)
         leased = 0 if self._kv is None else self._kv.store.memory.leased_bytes

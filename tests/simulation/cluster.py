@@ -838,7 +838,12 @@ class SimCluster:
         """
         return routers.build(
             self.router_settings,
-            virtual_world(name, rng=self.rng(name), scope=scope or self.scope, clock=clock or self.clock),
+            virtual_world(
+                name,
+                rng=self.rng(name),
+                scope=self.scope if scope is None else scope,
+                clock=clock or self.clock,
+            ),
             membership=membership,
             connect=connect,
             prepare=ModelPrepare(

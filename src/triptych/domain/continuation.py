@@ -14,4 +14,6 @@ class ContinuedChoice:
 
 def begun(choices: int, continued: Sequence[ContinuedChoice]) -> Mapping[int, tuple[int, ...]]:
     """The choices to run of ``choices``, and the tokens that each has already: all of them, and none, for a new answer."""
-    return {choice.choice: choice.token_ids for choice in continued} or dict.fromkeys(range(choices), ())
+    if not continued:
+        return dict.fromkeys(range(choices), ())
+    return {choice.choice: choice.token_ids for choice in continued}

@@ -5,6 +5,7 @@ load.
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -17,6 +18,8 @@ SKETCH_LOW_S = 1e-4
 SKETCH_PER_DOUBLING = 4
 SKETCH_BUCKETS = 96
 """Buckets from 0.1 ms to about 1,700 s. A bucket is 19 % wide, so a quantile is within 9 % of the measured value."""
+_BEGINS_S = [SKETCH_LOW_S * 2 ** (bucket / SKETCH_PER_DOUBLING) for bucket in range(1, SKETCH_BUCKETS)]
+"""Where each bucket but the first begins; values out of range are in the first or the last."""
 ATTAINMENT_WINDOW_S = 60.0
 """Time over which routers and pool managers take attainment by default."""
 MAX_BLAMED = 64
@@ -33,7 +36,7 @@ class Sketch:
     @classmethod
     def of(cls, seconds: float) -> "Sketch":
         """A sketch of one value."""
-        return cls(bucket_of(seconds), (1,))
+        return cls(bisect_right(_BEGINS_S, seconds), (1,))
 
     @property
     def count(self) -> int:
@@ -59,12 +62,6 @@ class Sketch:
         return None
 
 
-def bucket_of(seconds: float) -> int:
-    """The sketch's bucket; values out of range are in the first or the last."""
-    position = SKETCH_PER_DOUBLING * math.log2(seconds / SKETCH_LOW_S) if seconds > SKETCH_LOW_S else 0.0
-    return min(int(position), SKETCH_BUCKETS - 1)
-
-
 class SketchBuilder:
     """Counts values and makes a ``Sketch`` of them."""
 
@@ -74,7 +71,7 @@ class SketchBuilder:
         self._counts: dict[int, int] = {}
 
     def add(self, seconds: float, times: int = 1) -> None:
-        index = bucket_of(seconds)
+        index = bisect_right(_BEGINS_S, seconds)
         self._counts[index] = self._counts.get(index, 0) + times
 
     def add_all(self, other: "SketchBuilder") -> None:

@@ -1,7 +1,8 @@
 """Calls that each kind of process may make, by the names in their certificates."""
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -57,10 +58,10 @@ class Authorization:
         self._tls = tls
         self._refusals = BoundedWarnings(logger)
 
-    def check(self, method: str, context: Context) -> None:
-        """``method`` is one of ``CALLERS``. Raises PermissionDenied as ``require`` does."""
-        if kinds := CALLERS[method]:
-            self.require(kinds, method, context)
+    def check_of(self, method: str) -> Callable[[Context], None] | None:
+        """The check of a caller of ``method``, one of ``CALLERS``: it raises as ``require``. None if everyone may call it."""
+        kinds = CALLERS[method]
+        return None if self._tls is None or not kinds else partial(self.require, kinds, method)
 
     def require(self, kinds: Collection[str], what: str, context: Context) -> None:
         """Raises PermissionDenied unless the caller is of one of these kinds, and logs it for each kind of caller. ``what`` it

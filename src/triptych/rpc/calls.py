@@ -72,8 +72,10 @@ async def stream(
     """Yield answers as they arrive; closing the generator cancels the call."""
     try:
         async for message in call:
-            yield converted(message, convert)
+            yield convert(message)
     except grpc.aio.AioRpcError as error:
         raise translate(error) from None
+    except errors.InvalidRequest as error:
+        raise _fault(error) from None
     finally:
         call.cancel()

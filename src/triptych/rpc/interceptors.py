@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from functools import partial
 from typing import Any, NoReturn, TypeAlias, cast
 
 import grpc
@@ -60,7 +59,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         observer = self._observer
         is_own = method.startswith(OWN_SERVICES)
         decode = REQUESTS[method] if is_own else _standard(handler.request_deserializer)
-        check = partial(self._authorization.check, method) if is_own else _admit
+        check = self._authorization.check_of(method) if is_own else None  # standard services are for everyone
         if handler.response_streaming:
             streaming = handler.request_streaming
             inner_stream = cast(
@@ -71,7 +70,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             async def stream(request: Any, context: Context) -> AsyncGenerator[Any]:
                 call = observer.begin(method, context.invocation_metadata())
                 try:
-                    check(context)
+                    if check is not None:
+                        check(context)
                     answers = inner_stream(request if streaming else decode(request), context)
                     if isinstance(answers, Awaitable):  # health's Watch, and streams of calls, write their answers
                         await answers
@@ -96,7 +96,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         async def unary(request: bytes, context: Context) -> object:
             call = observer.begin(method, context.invocation_metadata())
             try:
-                check(context)
+                if check is not None:
+                    check(context)
                 answer = await inner(decode(request), context)
                 call.code = "OK"
                 return answer  # noqa: TRY300 - only a returned answer counts as OK
@@ -109,10 +110,6 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
                 call.end()
 
         return grpc.unary_unary_rpc_method_handler(unary, None, handler.response_serializer)
-
-
-def _admit(_: Context) -> None:
-    """Standard services are for everyone."""
 
 
 def _standard(parse: Any) -> Callable[[bytes], Any]:

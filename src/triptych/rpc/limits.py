@@ -24,7 +24,8 @@ WINDOW_NBYTES = 256 << 10
 """A call's answers that were sent in ``Calls.Exchange`` and not read by the client's caller; one message may exceed it."""
 MAX_UNSENT_ANSWERS = 1024
 """Most calls of ``Calls.Exchange`` whose answers wait to be sent; with more, no requests are read from it."""
-_MESSAGE_NBYTES = 64
+MESSAGE_NBYTES = 64
+"""Part of ``WINDOW_NBYTES`` that the objects around a message take, besides its own size."""
 _MAX_PENDING_CALLS = 65_536
 _MAX_PENDING_S = 3600
 """Limits of calls that have arrived but not been accepted by the event loop. Above its own limits (1000 calls, 30 s)
@@ -68,8 +69,3 @@ def server_options(max_message_nbytes: int) -> tuple[tuple[str, int], ...]:
         ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING_CALLS),
         ("grpc.server_max_unrequested_time_in_server", _MAX_PENDING_S),
     )
-
-
-def window_nbytes(message: bytes) -> int:
-    """Part of ``WINDOW_NBYTES`` that a message takes: its size and that of the objects around it."""
-    return len(message) + _MESSAGE_NBYTES

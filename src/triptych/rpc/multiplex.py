@@ -164,7 +164,8 @@ class _Stream:
             while isinstance(message := await stream.read(), calls_pb2.CallAnswers):
                 for number, answer in enumerate(message.answers, 1):
                     if (call := self._calls.get(answer.call)) is not None:
-                        self._take(call, answer)
+                        has_ended = answer.HasField("end")
+                        call.take(answer.messages, has_ended=has_ended, error=self._over(answer) if has_ended else None)
                     if number % limits.MOST_AT_ONCE == 0:
                         await asyncio.sleep(0)
         except grpc.aio.AioRpcError as raised:
@@ -178,16 +179,16 @@ class _Stream:
             return _closed  # the channel was closed
         return lambda: errors.InstanceLost("the peer ended the call")
 
-    def _take(self, call: "_Call", answer: calls_pb2.CallAnswer) -> None:
-        has_ended, error = answer.HasField("end"), None
-        if has_ended:
-            del self._calls[call.number]
-            self._unsent.pop(call.number, None)
-            if answer.end.code != "OK":
-                error = calls.from_peer(
-                    error_from_status(answer.end.code, answer.end.message, answer.end.metadata.items())
-                )
-        call.take(answer.messages, has_ended=has_ended, error=error)
+    def _over(self, answer: calls_pb2.CallAnswer) -> errors.TriptychError | None:
+        """Forget a call that this answer ends. Returns its error."""
+        del self._calls[answer.call]
+        self._unsent.pop(answer.call, None)
+        end = answer.end
+        return (
+            None
+            if end.code == "OK"
+            else calls.from_peer(error_from_status(end.code, end.message, end.metadata.items()))
+        )
 
     def _send(self, request: calls_pb2.CallRequest) -> None:
         if not self.ended:
@@ -240,7 +241,7 @@ class _Call:
                 raise self._error
             return None
         message = self._messages.popleft()
-        self._taken_nbytes += limits.window_nbytes(message)
+        self._taken_nbytes += len(message) + limits.MESSAGE_NBYTES
         if self._taken_nbytes >= limits.WINDOW_NBYTES // 2:
             self._stream.received(self.number, self._taken_nbytes)
             self._taken_nbytes = 0

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
@@ -136,8 +137,17 @@ class _Exchange:
         del self._calls[call.number]
 
     async def _serve(self, call: "_Call", start: calls_pb2.StartCall) -> None:
+        handler = self._servicer.handlers.get(start.method)
         try:
-            await self._answer(call, start)
+            if handler is None:
+                await call.abort(grpc.StatusCode.UNIMPLEMENTED)
+            elif handler.response_streaming:
+                await self._stream(handler, call, start.request)
+            else:
+                serve = cast("Callable[[bytes, _Call], Awaitable[object]]", handler.unary_unary)
+                serialize = cast("Callable[[object], bytes]", handler.response_serializer)
+                message = serialize(await serve(start.request, call))
+                self._unsent.answer(call.number, len(message)).messages.append(message)
             call.code = "OK"
         except grpc.aio.AbortError:
             pass  # the handler has set the status
@@ -146,21 +156,16 @@ class _Exchange:
             call.code = "INTERNAL"
         self._unsent.end(call.number, call.code, call.message, call.metadata)
 
-    async def _answer(self, call: "_Call", start: calls_pb2.StartCall) -> None:
-        handler = self._servicer.handlers.get(start.method)
-        if handler is None:
-            await call.abort(grpc.StatusCode.UNIMPLEMENTED)
+    async def _stream(self, handler: Handler, call: "_Call", request: bytes) -> None:
         serialize = cast("Callable[[object], bytes]", handler.response_serializer)
-        if handler.response_streaming:
-            serve_stream = cast("Callable[[bytes, _Call], AsyncGenerator[object]]", handler.unary_stream)
-            async with aclosing(serve_stream(start.request, call)) as answers:
-                async for answer in answers:
-                    message = serialize(answer)
-                    await call.take_room(limits.window_nbytes(message))
-                    self._unsent.add(call.number, message)
-        else:
-            serve = cast("Callable[[bytes, _Call], Awaitable[object]]", handler.unary_unary)
-            self._unsent.add(call.number, serialize(await serve(start.request, call)))
+        serve = cast("Callable[[bytes, _Call], AsyncGenerator[object]]", handler.unary_stream)
+        async with aclosing(serve(request, call)) as answers:
+            async for answer in answers:
+                message = serialize(answer)
+                if call.room_nbytes <= 0:
+                    await call.has_room()
+                call.room_nbytes -= len(message) + limits.MESSAGE_NBYTES
+                self._unsent.answer(call.number, len(message)).messages.append(message)
 
     async def _write(self) -> None:
         try:
@@ -187,7 +192,8 @@ class _Call:
         """Whether it was cancelled at its deadline."""
         self._deadline_s = monotonic() + start.timeout_s
         self.timer = asyncio.get_running_loop().call_later(start.timeout_s, self._expire)
-        self._room_nbytes = limits.WINDOW_NBYTES
+        self.room_nbytes = limits.WINDOW_NBYTES
+        """What may be sent before the client has taken more."""
         self._roomy = asyncio.Event()
 
     def time_remaining(self) -> float:
@@ -199,15 +205,14 @@ class _Call:
         self.code, self.message, self.metadata = code.name, details, trailing_metadata
         raise grpc.aio.AbortError
 
-    async def take_room(self, nbytes: int) -> None:
+    async def has_room(self) -> None:
         """Wait until the client has taken enough of what was sent."""
-        while self._room_nbytes <= 0:
+        while self.room_nbytes <= 0:
             self._roomy.clear()
             await self._roomy.wait()
-        self._room_nbytes -= nbytes
 
     def add_room(self, nbytes: int) -> None:
-        self._room_nbytes = min(limits.WINDOW_NBYTES, self._room_nbytes + nbytes)
+        self.room_nbytes = min(limits.WINDOW_NBYTES, self.room_nbytes + nbytes)
         self._roomy.set()
 
     def _expire(self) -> None:
@@ -219,20 +224,30 @@ class _Unsent:
     """Answers that wait to be sent, in batches. The windows of the calls bound them."""
 
     def __init__(self) -> None:
-        self._full: list[calls_pb2.CallAnswers] = []
-        self._batch = calls_pb2.CallAnswers()
-        self._nbytes = 0
+        self._batches: deque[calls_pb2.CallAnswers] = deque()
+        """Full ones, and one that is not."""
         self._answers: dict[int, calls_pb2.CallAnswer] = {}
+        """Those in the last batch, by their calls."""
+        self._nbytes = 0
+        """Size of its messages."""
         self._closed = False
         self._ready = asyncio.Event()
         self._taken = asyncio.Event()
 
-    def add(self, number: int, message: bytes) -> None:
-        self._answer(number).messages.append(message)
-        self._nbytes += len(message)
+    def answer(self, number: int, nbytes: int) -> calls_pb2.CallAnswer:
+        """What is sent next to a call; ``nbytes`` are about to be added to it."""
+        if not self._batches or self._nbytes >= limits.BATCH_NBYTES:
+            self._batches.append(calls_pb2.CallAnswers())
+            self._nbytes, self._answers = 0, {}
+            self._ready.set()
+        self._nbytes += nbytes
+        answer = self._answers.get(number)
+        if answer is None:
+            answer = self._answers[number] = self._batches[-1].answers.add(call=number)
+        return answer
 
     def end(self, number: int, code: str, message: str, metadata: tuple[tuple[str, str], ...]) -> None:
-        end = self._answer(number).end
+        end = self.answer(number, 0).end
         end.code, end.message = code, message
         for key, value in metadata:
             end.metadata[key] = value
@@ -244,33 +259,19 @@ class _Unsent:
 
     async def next(self) -> calls_pb2.CallAnswers | None:
         """The next batch; None after the last."""
-        await self._ready.wait()
-        if self._full:
-            return self._full.pop(0)
-        if self._closed and not self._answers:
-            return None
-        batch = self._batch
-        self._clear()
-        if not self._closed:
+        while not self._batches:
+            if self._closed:
+                return None
             self._ready.clear()
+            await self._ready.wait()
+        batch = self._batches.popleft()
+        if not self._batches:
+            self._answers = {}
         self._taken.set()
         return batch
 
     async def settle(self) -> None:
         """Wait while there are too many answers, so that a client which reads nothing cannot start further calls."""
-        while len(self._answers) > limits.MAX_UNSENT_ANSWERS or self._full:
+        while len(self._answers) > limits.MAX_UNSENT_ANSWERS or len(self._batches) > 1:
             self._taken.clear()
             await self._taken.wait()
-
-    def _answer(self, number: int) -> calls_pb2.CallAnswer:
-        if self._nbytes >= limits.BATCH_NBYTES:
-            self._full.append(self._batch)
-            self._clear()
-        answer = self._answers.get(number)
-        if answer is None:
-            answer = self._answers[number] = self._batch.answers.add(call=number)
-            self._ready.set()
-        return answer
-
-    def _clear(self) -> None:
-        self._batch, self._nbytes, self._answers = calls_pb2.CallAnswers(), 0, {}

@@ -42,7 +42,8 @@ class CallObserver:
             span = self._tracing.serve(method.rsplit(".", 1)[-1], carrier)
             tracing.enter(span)
         measured = self._methods.get(method) or self._measured(method)
-        measured.begin()
+        if isinstance(measured, _Lasting):
+            measured.begin()
         return Call(measured, span)
 
     def _measured(self, method: str) -> "_Timed | _Lasting":
@@ -65,9 +66,6 @@ class _Timed:
         self._seconds = seconds
         self._name = name
         self._by_code: dict[str, Histogram] = {}
-
-    def begin(self) -> None:
-        """Do nothing: no call is counted before its end."""
 
     def end(self, code: str, seconds: float) -> None:
         child = self._by_code.get(code)

@@ -11,6 +11,7 @@ from triptych.runtime.watched_value import WatchedValue
 
 async def watch_with_hints(load: WatchedValue[InstanceLoad], hints: HintReader) -> AsyncGenerator[InstanceLoad]:
     """The load as ``load.watch``, for one watcher, which ``hints`` is for."""
-    async with aclosing(load.watch(more=lambda: hints.behind)) as loads:
+    async with aclosing(load.watch(more=hints.is_behind)) as loads:
         async for current in loads:
-            yield replace(current, hints=hints.report())
+            report = hints.report()
+            yield current if report is None else replace(current, hints=report)

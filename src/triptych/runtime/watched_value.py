@@ -55,7 +55,7 @@ class WatchedValue(Generic[T]):
         """Call ``listener`` on every ``notify``."""
         self._listeners.append(listener)
 
-    async def watch(self, more: Callable[[], bool] = lambda: False) -> AsyncGenerator[T]:
+    async def watch(self, more: Callable[[], bool] | None = None) -> AsyncGenerator[T]:
         """Watch the value. While ``more()`` it is sent again without a change."""
         changed = asyncio.Event()
         self._watchers[changed] = None
@@ -64,7 +64,7 @@ class WatchedValue(Generic[T]):
                 changed.clear()
                 yield self._read()
                 await asyncio.sleep(max(self._intervals.load_min_interval_s, len(self._watchers) / self._most_per_s))
-                if more():
+                if more is not None and more():
                     continue
                 try:
                     async with asyncio.timeout(self._intervals.load_max_interval_s):

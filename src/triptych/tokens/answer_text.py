@@ -34,20 +34,18 @@ class AnswerText:
 
     def __init__(self, detokenizer: Detokenizer, sampling: SamplingParams) -> None:
         self._detokenizer = detokenizer
-        self._stops = StopStrings(sampling.stop)
-        self._step = 1 if any(sampling.stop) else None
+        self._stops = StopStrings(sampling.stop) if any(sampling.stop) else None
         self._min_tokens = sampling.min_tokens
         self._tokens = 0
 
     def feed(self, token_ids: Sequence[int]) -> Piece:
         """Add tokens. Text that they leave incomplete comes with later ones."""
+        if self._stops is None:
+            return Piece(self._detokenizer.feed(token_ids), len(token_ids), stopped=False)
         text = ""
-        # Token by token only if it matters which one completes a stop string.
-        step = self._step or max(len(token_ids), 1)
-        for end in range(step, len(token_ids) + 1, step):
-            self._tokens += step
-            counts = self._tokens >= self._min_tokens
-            result = self._stops.feed(self._detokenizer.feed(token_ids[end - step : end]), counts=counts)
+        for end, token_id in enumerate(token_ids, 1):  # it matters which one completes a stop string
+            self._tokens += 1
+            result = self._stops.feed(self._detokenizer.feed((token_id,)), counts=self._tokens >= self._min_tokens)
             text += result.text
             if result.stopped:
                 return Piece(text, end, stopped=True)
@@ -55,6 +53,8 @@ class AnswerText:
 
     def flush(self, hidden_tokens: int = 0) -> Piece:
         """The rest, at the end of the answer, after ``hidden_tokens`` that have no text."""
+        if self._stops is None:
+            return Piece(self._detokenizer.flush(), 0, stopped=False)
         self._tokens += hidden_tokens
         result = self._stops.feed(self._detokenizer.flush(), counts=self._tokens >= self._min_tokens)
         return Piece(result.text if result.stopped else result.text + self._stops.flush(), 0, result.stopped)

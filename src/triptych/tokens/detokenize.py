@@ -30,7 +30,11 @@ class IncrementalDetokenizer:
 
     def feed(self, token_ids: Sequence[int]) -> str:
         """The text that these tokens complete; empty while a character is incomplete."""
-        return "".join(self._feed(token_id) for token_id in token_ids if token_id not in self._special)
+        text = ""
+        for token_id in token_ids:
+            if token_id not in self._special:
+                text += self._feed(token_id)
+        return text
 
     def flush(self) -> str:
         """The rest at the end of the answer: U+FFFD for an incomplete character."""
@@ -48,12 +52,13 @@ class IncrementalDetokenizer:
         if token is None:  # decoding skips ids that are not in the vocabulary
             return ""
         if self._byte_fallback and (match := BYTE_TOKEN.fullmatch(token)):
-            self._remember(token_id)
+            self._context = [*self._context, token_id][-_CONTEXT_TOKENS:]
             return self._feed_byte(bytes.fromhex(match[1]))
-        text = self._flush_bytes()
+        text = self._flush_bytes() if self._pending_bytes else ""
         before = self._settled(self._tokenizer.decode(self._context))
-        after = self._settled(self._tokenizer.decode([*self._context, token_id]))
-        self._remember(token_id)
+        context = [*self._context, token_id]
+        after = self._settled(self._tokenizer.decode(context))
+        self._context = context[-_CONTEXT_TOKENS:]
         return text + after[len(before) :]
 
     def _feed_byte(self, byte: bytes) -> str:
@@ -76,7 +81,3 @@ class IncrementalDetokenizer:
     def _settled(self, text: str) -> str:
         """Drop a trailing U+FFFD, which in byte-level vocabularies may be an incomplete character."""
         return text if self._byte_fallback else text.removesuffix(_REPLACEMENT)
-
-    def _remember(self, token_id: int) -> None:
-        self._context.append(token_id)
-        del self._context[:-_CONTEXT_TOKENS]

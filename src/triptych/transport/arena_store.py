@@ -98,11 +98,19 @@ class ArenaStore:
         """Free a slot that will not be filled."""
         self._handle(arena_events.Abandon(slot.key, slot.generation))
 
-    def grant(self, key: bytes, lease_id: LeaseId, lease_s: float, generation: int | None = None) -> Ticket:
-        """Grant or extend one reader's lease. Raises LeaseLost if the embedding (of that generation) is gone or the
-        lease was released, InvalidRequest if the id belongs to another embedding, Overloaded.
+    def grant(
+        self,
+        key: bytes,
+        lease_id: LeaseId,
+        lease_s: float,
+        generation: int | None = None,
+        *,
+        router_lease: LeaseId | None = None,
+    ) -> Ticket:
+        """Grant or extend one reader's lease, and the router's with it if there is one. Raises LeaseLost if the embedding (of that
+        generation) is gone or a lease was released, InvalidRequest if an id belongs to another embedding, Overloaded.
         """
-        match self._handle(arena_events.GrantLease(key, lease_id, lease_s, generation)):
+        match self._handle(arena_events.GrantLease(key, lease_id, lease_s, generation, router_lease)):
             case arena_events.LeaseGranted(ticket):
                 return ticket
             case arena_events.ReservationRefused(_, error):
@@ -112,13 +120,7 @@ class ArenaStore:
 
     def grant_pair(self, key: bytes, request: EncodeRequest) -> Ticket:
         """Grant both leases of a request, or none. Returns the reader's ticket. Raises like ``grant``."""
-        ticket = self.grant(key, request.reader_lease, request.lease_s)
-        try:
-            self.grant(key, request.router_lease, request.lease_s)
-        except Exception:
-            self.release((ticket.lease_id,))
-            raise
-        return ticket
+        return self.grant(key, request.reader_lease, request.lease_s, router_lease=request.router_lease)
 
     def lease(self, request: LeaseRequest) -> Ticket:
         """``Encoder.lease``. Also while draining, as issued tickets may still be used."""

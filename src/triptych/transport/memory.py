@@ -42,8 +42,8 @@ class MemoryTransport:
     """Transport of one instance. ``check`` decides each read."""
 
     def __init__(self, network: MemoryNetwork, arena: Arena, *, host: str, check: LeaseCheck) -> None:
-        self._network = network
-        self._arena = arena
+        self.network = network
+        self.arena = arena
         self._host = host
         self._check = check
         self.closed = False
@@ -53,19 +53,11 @@ class MemoryTransport:
     def backend(self) -> str:
         return BACKEND
 
-    @property
-    def arena(self) -> Arena:
-        return self._arena
-
-    @property
-    def network(self) -> MemoryNetwork:
-        return self._network
-
     def offer(self) -> TransportOffer:
-        return TransportOffer(BACKEND, self._host, self._arena.probe)
+        return TransportOffer(BACKEND, self._host, self.arena.probe)
 
     async def connect(self, offer: TransportOffer) -> "MemoryPeer":
-        holder = self._network.holder(offer.metadata)
+        holder = self.network.holder(offer.metadata)
         if offer.backend != BACKEND or holder is None:
             raise TransferFailed("the holder is not in this process")
         if holder.arena.read(0, PROBE_NBYTES) != offer.metadata:
@@ -81,7 +73,7 @@ class MemoryTransport:
 
     async def close(self) -> None:
         self.closed = True
-        self._network.leave(self)
+        self.network.leave(self)
 
 
 class MemoryPeer:

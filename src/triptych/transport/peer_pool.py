@@ -151,7 +151,8 @@ class PeerPool:
         self._members[address] = member
         member.users += 1
         try:
-            await self._evict()
+            if len(self._members) > self._limit:
+                await self._evict()
             yield member
         finally:
             member.users -= 1

@@ -20,7 +20,7 @@ def virtual_world(
         clock or _working_clock(asyncio.get_running_loop().time),
         rng or Random(f"{name}.{epoch}"),  # noqa: S311
         inline_threads,
-        scope or TaskScope(name),
+        TaskScope(name) if scope is None else scope,  # an empty one is false
     )
 
 

@@ -13,6 +13,7 @@ The field's type in the dataclass determines the conversion:
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
+from functools import partial
 from types import NoneType, UnionType
 from typing import Any, Generic, TypeVar, cast, get_args, get_origin, get_type_hints
 
@@ -64,7 +65,8 @@ class Pair(Generic[DomainT, MessageT]):
 
     ``special`` maps a field to two functions: from the dataclass to the message field's value, and from the message to
     the dataclass field's value; those of a tuple are not called when it is empty. ``given`` names fields that are not
-    in the message: ``from_wire`` takes them as arguments.
+    in the message: ``from_wire`` takes them as arguments. ``check`` raises for a message out of bounds; answers need it, as only
+    requests are checked when they are decoded.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class Pair(Generic[DomainT, MessageT]):
         nested: tuple["Pair[Any, Any]", ...] = (),
         special: Mapping[str, tuple[Callable[[DomainT], Any], Callable[[MessageT], Any]]] | None = None,
         given: tuple[str, ...] = (),
+        check: Callable[[MessageT], None] | None = None,
     ) -> None:
         """Raises TypeError if the two differ in fields or their types."""
         self.domain, self.message = domain, message
@@ -97,6 +100,8 @@ class Pair(Generic[DomainT, MessageT]):
         self.from_wire: Callable[..., DomainT] = compiled(
             f"lambda {', '.join(('m', *given))}: D({', '.join(back_fields)})", self._names
         )
+        if check is not None:
+            self.from_wire = partial(_checked, check, self.from_wire)
 
     def _field(self, name: str, kind: Any) -> tuple[str, str]:
         """Two expressions: the message field from ``v``, and the dataclass field from ``m``."""
@@ -169,6 +174,13 @@ class Variants:
         self.to_wire = to_wire
         self.from_wire = from_wire
         """Raises InternalError for an unknown variant."""
+
+
+def _checked(
+    check: Callable[[MessageT], None], read: Callable[..., DomainT], message: MessageT, *given: Any
+) -> DomainT:
+    check(message)
+    return read(message, *given)
 
 
 def _made(arguments: list[str]) -> str:

@@ -60,24 +60,11 @@ INSTANCE = Pair(
     instance_pb2.InstanceInfo,
     nested=(MODEL, Pair(TransportOffer, instance_pb2.TransportOffer), SERVED_PART),
 )
-_check_hints = checker(instance_pb2.EmbeddingHints.DESCRIPTOR)
-
-
-def _hints_from_wire(message: instance_pb2.InstanceLoad) -> EmbeddingHints | None:
-    if not message.HasField("hints"):
-        return None
-    _check_hints(message.hints)  # a report is an answer, so nothing has checked it
-    return _HINTS.from_wire(message.hints)
-
-
-_HINTS = Pair(EmbeddingHints, instance_pb2.EmbeddingHints)
+_HINTS = Pair(EmbeddingHints, instance_pb2.EmbeddingHints, check=checker(instance_pb2.EmbeddingHints.DESCRIPTOR))
 LOAD = Pair(
     InstanceLoad,
     instance_pb2.InstanceLoad,
-    nested=(Pair(ClosedStage, instance_pb2.ClosedStage),),
-    special={
-        "stages": (_stages_to_wire, _stages_from_wire),
-        "hints": (lambda load: None if load.hints is None else _HINTS.to_wire(load.hints), _hints_from_wire),
-    },
+    nested=(Pair(ClosedStage, instance_pb2.ClosedStage), _HINTS),
+    special={"stages": (_stages_to_wire, _stages_from_wire)},
 )
 """Raises InvalidRequest for an unknown or duplicate stage, and for hints out of bounds."""

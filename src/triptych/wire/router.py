@@ -84,8 +84,11 @@ def _message_from_wire(message: router_pb2.Message) -> Message:
     )
 
 
+_ANY_TOOL = ToolChoice()
+
+
 def _tool_choice_to_wire(choice: ToolChoice) -> router_pb2.ToolChoice | None:
-    if choice == ToolChoice():
+    if choice == _ANY_TOOL:
         return None
     return router_pb2.ToolChoice(required=choice.required, name=choice.name, one_call=not choice.parallel)
 

@@ -46,6 +46,8 @@ _DEFAULTS = LeaseLimits()
 @dataclass(slots=True)
 class _Entry:
     slot: Slot
+    nbytes: int
+    """As allocated."""
     state: SlotState = SlotState.WRITING
     checksum: int = 0
 
@@ -79,13 +81,9 @@ class ArenaMachine:
         self._idle: dict[Key, _Entry] = {}
         """Reclaimable entries, least recently used first."""
         self._ready = 0
-        self._leased_bytes = 0
-        self._generation = 0
-
-    @property
-    def leased_bytes(self) -> int:
+        self.leased_bytes = 0
         """Bytes that cannot be reclaimed: being written, leased, or lapsed and perhaps still being read."""
-        return self._leased_bytes
+        self._generation = 0
 
     @property
     def available_bytes(self) -> int:
@@ -155,8 +153,8 @@ class ArenaMachine:
             return [*effects, ReservationRefused(event.key, ArenaFull(message))]
         self._generation += 1
         slot = Slot(event.key, self._generation, offset, event.tensors, event.tokens, payload)
-        self._entries[event.key] = _Entry(slot)
-        self._leased_bytes += self._extents.size(offset)
+        entry = self._entries[event.key] = _Entry(slot, self._extents.size(offset))
+        self.leased_bytes += entry.nbytes
         return [*effects, Reserved(slot)]
 
     def _make_room(self, nbytes: int) -> list[Effect]:
@@ -174,7 +172,7 @@ class ArenaMachine:
         """Whether ``nbytes`` fit once everything reclaimable is evicted."""
         if self.available_bytes < nbytes:
             return False
-        fixed = [(e.slot.offset, self._extents.size(e.slot.offset)) for e in self._pinned()]
+        fixed = [(e.slot.offset, e.nbytes) for e in self._pinned()]
         at = self._extents.start
         for offset, size in sorted(fixed):
             if offset - at >= nbytes:
@@ -198,7 +196,7 @@ class ArenaMachine:
 
     def _abandon(self, event: Abandon) -> None:
         entry = self._writing(event.key, event.generation)
-        self._leased_bytes -= self._extents.size(entry.slot.offset)
+        self.leased_bytes -= entry.nbytes
         self._forget(entry)
 
     def _writing(self, key: Key, generation: int) -> _Entry:
@@ -211,11 +209,12 @@ class ArenaMachine:
         entry = self._entries.get(event.key)
         if entry is None or entry.state is not SlotState.READY or event.generation not in (None, entry.slot.generation):
             return [ReservationRefused(event.key, LeaseLost("the embedding is no longer held here"))]
-        if (error := self._leases.refusal(event.lease_id, event.key)) is not None:
+        lease_ids = (event.lease_id,) if event.router_lease is None else (event.lease_id, event.router_lease)
+        if (error := self._leases.refusal(lease_ids, event.key)) is not None:
             return [ReservationRefused(event.key, error)]
         if self._idle.pop(event.key, None) is not None:
-            self._leased_bytes += self._extents.size(entry.slot.offset)
-        lease_s = self._leases.grant(event.lease_id, event.key, event.lease_s, now_s)
+            self.leased_bytes += entry.nbytes
+        lease_s = self._leases.grant(lease_ids, event.key, event.lease_s, now_s)
         slot = entry.slot
         ticket = Ticket(
             key=slot.key,
@@ -240,7 +239,7 @@ class ArenaMachine:
     def _unpinned(self, keys: Iterable[Key]) -> None:
         for key in keys:
             entry = self._idle[key] = self._entries[key]
-            self._leased_bytes -= self._extents.size(entry.slot.offset)
+            self.leased_bytes -= entry.nbytes
 
     def _pinned(self) -> list[_Entry]:
         """Those whose memory cannot be reclaimed."""
@@ -262,14 +261,15 @@ class ArenaMachine:
         taken = sum(self._extents.size(offset) for offset, _ in slots)
         assert taken + self._extents.free_bytes == self.capacity_bytes, "bytes do not add up"
         pinned = {entry.slot.key: entry for entry in self._pinned()}
-        leased = sum(self._extents.size(entry.slot.offset) for entry in pinned.values())
-        assert leased == self._leased_bytes, "leased bytes do not add up"
+        leased = sum(entry.nbytes for entry in pinned.values())
+        assert leased == self.leased_bytes, "leased bytes do not add up"
         assert self._idle.keys() == self._entries.keys() - pinned.keys(), "what is idle"
         ready = sum(entry.state is SlotState.READY for entry in self._entries.values())
         assert ready == self._ready, "what is ready"
         self._leases.validate()
         for key, entry in self._entries.items():
             assert entry.slot.key == key, "an entry has another key"
+            assert entry.nbytes == self._extents.size(entry.slot.offset), "an entry has another size"
             assert 0 < entry.slot.generation <= self._generation, "a generation from nowhere"
             is_leased = key in self._leases
             assert not (is_leased and entry.state is SlotState.WRITING), "a lease on a slot being written"

@@ -68,13 +68,14 @@ class GrantLease:
     """A lease for another reader, or an extension. Answered by LeaseGranted or ReservationRefused.
 
     ``lease_id``: 16 random bytes chosen by the caller. ``generation`` comes from the reader's old ticket; None accepts
-    any.
+    any. ``router_lease``: a second one, which is granted with it; either both are or none.
     """
 
     key: Key
     lease_id: LeaseId
     lease_s: float
     generation: int | None = None
+    router_lease: LeaseId | None = None
 
 
 @dataclass(frozen=True, slots=True)

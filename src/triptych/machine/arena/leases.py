@@ -7,7 +7,7 @@ A lapsed lease still holds its slot, as a read that began in time may be running
 remembered: a release may overtake the grant.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Annotated
@@ -69,31 +69,34 @@ class ArenaLeases:
         lease = self._leases.get(lease_id)
         return None if lease is None or now_s >= lease.expires_s else lease.key
 
-    def refusal(self, lease_id: LeaseId, key: Key) -> TriptychError | None:
-        """Why this lease cannot be granted or extended; None if it can."""
-        if lease_id in self._released:
-            return LeaseLost("the lease was released")
-        known = self._leases.get(lease_id)
-        if known is not None and known.key != key:
-            return InvalidRequest("the lease id belongs to another embedding")
-        if known is None and len(self._leases) >= self._limits.max_leases:
+    def refusal(self, lease_ids: Sequence[LeaseId], key: Key) -> TriptychError | None:
+        """Why these leases cannot be granted or extended; None if they can."""
+        new = 0
+        for lease_id in lease_ids:
+            if lease_id in self._released:
+                return LeaseLost("the lease was released")
+            known = self._leases.get(lease_id)
+            new += known is None
+            if known is not None and known.key != key:
+                return InvalidRequest("the lease id belongs to another embedding")
+        if new and len(self._leases) + new > self._limits.max_leases:
             return Overloaded(f"{self._limits.max_leases} leases are out, which is the limit")
         return None
 
-    def grant(self, lease_id: LeaseId, key: Key, lease_s: float, now_s: float) -> float:
-        """Grant a lease, or extend it; it is never shortened. Returns its duration in seconds, as far as the limit allows."""
+    def grant(self, lease_ids: Sequence[LeaseId], key: Key, lease_s: float, now_s: float) -> float:
+        """Grant leases, or extend them; none is shortened. Returns their duration in seconds, as far as the limit allows."""
         lease_s = min(max(lease_s, 0.0), self._limits.max_lease_s)
-        lease = self._leases.get(lease_id)
-        if lease is None:
-            lease = self._leases[lease_id] = _Lease(key, now_s + lease_s)
-            self._by_key.setdefault(key, set()).add(lease_id)
-        else:
-            lease.expires_s = max(lease.expires_s, now_s + lease_s)
+        for lease_id in lease_ids:
+            lease = self._leases.get(lease_id)
+            if lease is None:
+                lease = self._leases[lease_id] = _Lease(key, now_s + lease_s)
+                self._by_key.setdefault(key, set()).add(lease_id)
+            else:
+                lease.expires_s = max(lease.expires_s, now_s + lease_s)
+            heappush(self._by_expiry, (lease.expires_s, lease_id))
         if len(self._by_expiry) > 2 * len(self._leases) + _HEAP_SLACK:
             self._by_expiry = [(lease.expires_s, lease_id) for lease_id, lease in self._leases.items()]
             heapify(self._by_expiry)
-        else:
-            heappush(self._by_expiry, (lease.expires_s, lease_id))
         return lease_s
 
     def release(self, lease_ids: Iterable[LeaseId]) -> list[Key]:

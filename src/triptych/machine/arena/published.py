@@ -19,13 +19,15 @@ class PublishedContents:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
+        self.publishes = limit > 0
         self._hints: OrderedDict[bytes, bytes] = OrderedDict()
         """By key, those used longest ago first."""
         self._encoding: dict[bytes, bool] = {}
         """By hint: whether it is being encoded, else it is held."""
         self._log: deque[bytes] = deque(maxlen=_LOG)
         """The hints that have changed."""
-        self._changes = 0
+        self.changes = 0
+        """All so far."""
 
     def __len__(self) -> int:
         return len(self._hints)
@@ -69,7 +71,7 @@ class PublishedContents:
             self._hints.move_to_end(key)
 
     def _set(self, key: bytes, hint: bytes, *, encoding: bool) -> None:
-        if not self._limit:
+        if not self.publishes:
             return
         self._hints[key] = hint
         self._hints.move_to_end(key)
@@ -80,18 +82,9 @@ class PublishedContents:
 
     def _changed(self, hint: bytes) -> None:
         self._log.append(hint)
-        self._changes += 1
+        self.changes += 1
 
     # --- for readers -------------------------------------------------------------------------------------------------
-
-    @property
-    def publishes(self) -> bool:
-        return self._limit > 0
-
-    @property
-    def changes(self) -> int:
-        """All so far."""
-        return self._changes
 
     def all(self) -> list[bytes]:
         """What is published now, used longest ago first."""
@@ -99,7 +92,7 @@ class PublishedContents:
 
     def logged_since(self, change: int, most: int) -> list[bytes] | None:
         """The hints of the ``most`` changes after that one; None if the log no longer has all of them."""
-        behind = self._changes - change
+        behind = self.changes - change
         if behind > len(self._log):
             return None
         return [self._log[-place] for place in range(behind, max(0, behind - most), -1)]
@@ -125,14 +118,13 @@ class HintReader:
         self._first: list[bytes] | None = None
         """What there was at the start and has not been told yet, the last one first; None before the start."""
 
-    @property
-    def behind(self) -> bool:
+    def is_behind(self) -> bool:
         """Whether there is more to tell at once."""
         return self._source.publishes and (bool(self._first) or self._change < self._source.changes)
 
     def report(self) -> EmbeddingHints | None:
         """The next report; None if nothing has changed since the last one."""
-        if not self._source.publishes:
+        if not self._source.publishes or (self._first is not None and not self.is_behind()):
             return None
         logged = self._source.logged_since(self._change, MAX_HINTS)
         if self._first is None or logged is None:
@@ -142,13 +134,8 @@ class HintReader:
         logged = logged[: MAX_HINTS - len(hinted)]
         self._change += len(logged)
         hinted += logged
-        if not hinted and self._sequence:
-            return None
         self._sequence += 1
-        states = list(self._source.states(hinted))
-        return EmbeddingHints(
-            self._sequence,
-            held=tuple([hint for hint, encoding in states if encoding is False]),
-            encoding=tuple([hint for hint, encoding in states if encoding]),
-            dropped=tuple([hint for hint, encoding in states if encoding is None]),
-        )
+        hints: dict[bool | None, list[bytes]] = {False: [], True: [], None: []}
+        for hint, encoding in self._source.states(hinted):
+            hints[encoding].append(hint)
+        return EmbeddingHints(self._sequence, tuple(hints[False]), tuple(hints[True]), tuple(hints[None]))

@@ -181,17 +181,17 @@ class BatchQueue:
         self._limits = limits
         self._max_preparing = max_preparing
         self._entries: dict[Key, _Entry] = {}
+        self._arrived: dict[Key, None] = {}
+        """The ARRIVED entries, in that order."""
         self._queue: dict[Key, float] = {}
         """When each entry became WAITING, in that order."""
+        self.pending_tokens = 0
+        """Of all entries; kept, as load is asked for often and many may wait."""
         self._arrivals = 0
 
     @property
     def pending_items(self) -> int:
         return len(self._entries)
-
-    @property
-    def pending_tokens(self) -> int:
-        return sum(entry.tokens for entry in self._entries.values())
 
     @property
     def nbytes(self) -> int:
@@ -230,7 +230,7 @@ class BatchQueue:
             case Done(key):
                 self._forget(key)
                 effects = []
-        return effects + self._start_preparing(now_s)
+        return effects + self._start_preparing(now_s) if self._arrived else effects
 
     def _arrive(self, event: Arrive, now_s: float) -> list[Effect]:
         waits = as_called(
@@ -252,6 +252,8 @@ class BatchQueue:
         if (full := self._why_full(event.nbytes, event.modality, list(self._entries.values()))) is not None:
             return [RefuseCaller(event.key, fits=True, reason=full)]
         self._entries[event.key] = _Entry(event.tokens, event.nbytes, event.modality, waiters={event.waiter: waiter})
+        self._arrived[event.key] = None
+        self.pending_tokens += event.tokens
         return []
 
     def _limit_of(self, limit: int, modality: Modality) -> int:
@@ -277,15 +279,11 @@ class BatchQueue:
 
     def _start_preparing(self, now_s: float) -> list[Effect]:
         effects: list[Effect] = []
-        arrived = [
-            (entry.queue_position(now_s), key) for key, entry in self._entries.items() if entry.phase is Phase.ARRIVED
-        ]
-        if not arrived:
-            return effects
         preparing = self._preparing
-        for _, key in sorted(arrived):
+        for _, key in sorted((self._entries[key].queue_position(now_s), key) for key in self._arrived):
             entry = self._entries[key]
             if self._is_thread_free(entry.modality, preparing):
+                del self._arrived[key]
                 entry.phase = Phase.PREPARING
                 preparing.append(entry.modality)
                 effects.append(StartPreparing(key))
@@ -310,6 +308,7 @@ class BatchQueue:
         if (full := self._why_full(event.nbytes, entry.modality, others)) is not None:
             self._forget(event.key)
             return [Drop(event.key, expired=False, reason=full)]
+        self.pending_tokens += event.tokens - entry.tokens
         entry.tokens, entry.nbytes, entry.phase = event.tokens, event.nbytes, Phase.WAITING
         self._queue[event.key] = now_s
         return []
@@ -346,13 +345,18 @@ class BatchQueue:
         return effects
 
     def _forget(self, key: Key) -> None:
-        self._entries.pop(key, None)
+        if (entry := self._entries.pop(key, None)) is not None:
+            self.pending_tokens -= entry.tokens
+        self._arrived.pop(key, None)
         self._queue.pop(key, None)
 
     def validate(self) -> None:
         """Raises AssertionError if an invariant is violated."""
         waiting = {key for key, entry in self._entries.items() if entry.phase is Phase.WAITING}
         assert waiting == set(self._queue), "the queue is exactly the waiting entries"
+        arrived = {key for key, entry in self._entries.items() if entry.phase is Phase.ARRIVED}
+        assert arrived == set(self._arrived), "what has arrived is known"
+        assert self.pending_tokens == sum(entry.tokens for entry in self._entries.values()), "tokens do not add up"
         assert len(self._entries) <= self._limits.max_waiting_items, "too many entries"
         assert self.nbytes <= self._limits.max_prepared_bytes, "too many bytes"
         entries = self._entries.values()

@@ -4,7 +4,7 @@ A TTFT is judged as soon as it is decided: at the first token, or when the limit
 shows in the next report and not when its requests end.
 """
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -166,11 +166,12 @@ class AttainmentRecorder:
         self._sequence = count(1)
         self._model = ""
         self._running: dict[int, _Running] = {}
-        self._isolated: dict[str, _IsolatedEstimate] = {}
+        self._isolated: defaultdict[str, _IsolatedEstimate] = defaultdict(_IsolatedEstimate)
         self._last_isolated: dict[str, Isolated] = {}
         """Of the last request of each class."""
         self._opened_s = now_s
-        self._classes: dict[str, WindowBuilder] = {}
+        self._classes: defaultdict[str, WindowBuilder] = defaultdict(WindowBuilder)
+        """The open windows."""
         self._instances: dict[str, list[int]] = {}
         self._refusals = Refusals()
         self.judged: dict[tuple[str, Metric], Judged] = {}
@@ -209,7 +210,7 @@ class AttainmentRecorder:
             answering=begun,
             judged=begun,
         )
-        self._window(class_name).add(
+        self._classes[class_name].add(
             arrivals=counts.arrivals,
             items=counts.items,
             media_tokens=counts.media_tokens,
@@ -254,13 +255,13 @@ class AttainmentRecorder:
         if request.answering:
             return
         request.answering = True
-        self._window(request.class_name).seconds[Metric.TTFT].add(timeline.ttft_s)
+        self._classes[request.class_name].seconds[Metric.TTFT].add(timeline.ttft_s)
         encode_s = timeline.encode_s
         prefill_s = max(0.0, timeline.ttft_s - timeline.prepare_s - encode_s)
         if not request.judged:
             self._judge(request, timeline.ttft_s, timeline.prepare_s, encode_s, prefill_s, timeline.items)
         # The wait for the engine is no part of the isolated latency.
-        sample = self._sample(request.class_name)
+        sample = self._isolated[request.class_name]
         sample.add(timeline.prepare_s, encode_s, max(0.0, prefill_s - timeline.queue_s))
         sample.encoded(request.counts.media_tokens, encode_s)
 
@@ -271,7 +272,7 @@ class AttainmentRecorder:
             self._judge_end(request, timeline)
         elif not request.judged:
             self._judge_unanswered(request, timeline)
-        window = self._window(request.class_name)
+        window = self._classes[request.class_name]
         window.add(
             done=int(outcome is Outcome.DONE),
             failed=int(outcome is Outcome.FAILED),
@@ -284,10 +285,10 @@ class AttainmentRecorder:
         )
         if gaps.count:
             window.seconds[Metric.TBT].add_all(gaps.sketch)
-            self._sample(request.class_name).add(None, None, None, gaps.seconds / gaps.count)
+            self._isolated[request.class_name].add(None, None, None, gaps.seconds / gaps.count)
 
     def _judge_end(self, request: _Running, timeline: Timeline) -> None:
-        window = self._window(request.class_name)
+        window = self._classes[request.class_name]
         if request.gaps.count and request.gaps.limit_s is not None:
             window.judge(Metric.TBT, met=request.gaps.met)
         if request.begun:
@@ -305,7 +306,7 @@ class AttainmentRecorder:
         if request.ttft_limit_s is not None and timeline.total_s > request.ttft_limit_s:
             self._miss_unanswered(request, timeline.total_s)
         else:
-            self._window(request.class_name).add(impatient=1)
+            self._classes[request.class_name].add(impatient=1)
 
     # --- judging -----------------------------------------------------------------------------------------------------
 
@@ -319,7 +320,7 @@ class AttainmentRecorder:
         items: Sequence[ItemTimeline] = (),
     ) -> None:
         request.judged = True
-        window = self._window(request.class_name)
+        window = self._classes[request.class_name]
         if request.ttft_limit_s is None:
             window.add(not_judged=int((request.class_name, Metric.TTFT) in self._objectives))
             return
@@ -356,11 +357,6 @@ class AttainmentRecorder:
         limit_s = None if objective is None else objective.seconds(metric, isolated, tokens)
         return limit_s or None  # a factor of nothing is no limit
 
-    def _sample(self, name: str) -> _IsolatedEstimate:
-        if (estimate := self._isolated.get(name)) is None:
-            estimate = self._isolated[name] = _IsolatedEstimate()
-        return estimate
-
     def estimated(self, name: str, media_tokens: int = 0) -> Isolated | None:
         """The isolated latency of a request of a class, in seconds, from earlier requests; None while they are too few.
 
@@ -370,12 +366,6 @@ class AttainmentRecorder:
         if estimate is None or estimate.count < self._limits.isolated_samples:
             return None
         return estimate.isolated(media_tokens)
-
-    def _window(self, name: str) -> WindowBuilder:
-        """The open window of a class."""
-        if (window := self._classes.get(name)) is None:
-            window = self._classes[name] = WindowBuilder()
-        return window
 
     # --- windows -----------------------------------------------------------------------------------------------------
 
@@ -410,7 +400,8 @@ class AttainmentRecorder:
             for metric in Metric:
                 key = modality_of(name), metric
                 self.judged[key] = self.judged.get(key, NOTHING_JUDGED) + window.judged(metric)
-        self._opened_s, self._classes, self._instances, self._refusals = now_s, {}, {}, Refusals()
+        self._opened_s, self._instances, self._refusals = now_s, {}, Refusals()
+        self._classes.clear()
         self._closed.append((now_s, report))
         while len(self._closed) > KEPT_REPORTS and self._closed[0][0] <= self._slides_from_s:
             self._closed.popleft()

@@ -173,8 +173,8 @@ class TextAttempts:
     @property
     def shown(self) -> int:
         """Attempts, where one that transfers and the next are one."""
-        if not self.sent:
-            return 0
+        if len(self.sent) < 2:
+            return len(self.sent)
         before = self.sent[:-1]
         kv_transferred = sum([attempt.ended is Ending.KV_TRANSFERRED for attempt in before])
         return (

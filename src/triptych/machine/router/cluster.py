@@ -138,10 +138,11 @@ class ClusterMachine:
         encode_times, text_times = EncodeTimes(), RelativeTimes()
         items_first = policies.lending is not None
         self._backlogs = Backlogs(costs, encode_times, text_times, items_first) if policies.predict else None
-        self._instances = Instances(limits.max_embedding_hints, self._backlogs, max_keys)
-        self._credits = CreditLedger(self._instances)
+        self.instances = Instances(limits.max_embedding_hints, self._backlogs, max_keys)
+        """For reading."""
+        self._credits = CreditLedger(self.instances)
         self._texts = TextPlaces(
-            self._instances,
+            self.instances,
             self._credits,
             policies,
             rng,
@@ -151,18 +152,13 @@ class ClusterMachine:
         )
         self._retries = Budget(limits.retry_share, limits.retry_burst, limits.retry_burst)
         self._hedges = Budget(limits.hedge_share, _MAX_SAVED_HEDGES, 0.0)
-        self._health = PoolHealth(self._instances, limits, encode_times)
+        self._health = PoolHealth(self.instances, limits, encode_times)
         self._waiting: WaitingRequests[CreditsWanted] = WaitingRequests()
         self._wake_at_s: float | None = None
         self._textless_s: float | None = None
         self._text_lost = False
 
     # --- state -------------------------------------------------------------------------------------------------------
-
-    @property
-    def instances(self) -> Instances:
-        """For reading."""
-        return self._instances
 
     @property
     def expected_output(self) -> ExpectedOutput:
@@ -214,7 +210,7 @@ class ClusterMachine:
 
     def validate(self) -> None:
         """Raise AssertionError where an invariant does not hold."""
-        self._instances.validate()
+        self.instances.validate()
         self._credits.validate()
         self._waiting.validate()
         self._texts.waiting.validate()
@@ -266,7 +262,7 @@ class ClusterMachine:
                 return []
             case LeasesReturned(name, lease_ids):
                 self._credits.give_back_leases(name, lease_ids)
-                if not (effects := self._forget_if_over(self._instances.by_name.get(name), now_s)):
+                if not (effects := self._forget_if_over(self.instances.by_name.get(name), now_s)):
                     return []  # it makes no room
             case EmbeddingGone():
                 effects = self._embedding_gone(event, now_s)
@@ -277,7 +273,7 @@ class ClusterMachine:
                     effects = self._health.overtaken(credit, placed, now_s)
             case ClusterTick():
                 self._wake_at_s = None
-                for instance in [known for known in self._instances.by_name.values() if known.leaving]:
+                for instance in [known for known in self.instances.by_name.values() if known.leaving]:
                     effects += self._forget_if_over(instance, now_s)
         if self._waiting.in_order:
             effects += self._serve_waiting(now_s)
@@ -285,24 +281,24 @@ class ClusterMachine:
             effects += self._texts.serve_waiting(now_s, lost=self._text_lost)
         if self._texts.lenders.states and isinstance(event, _MOVES_TEXT):
             effects += self._texts.move(now_s)
-        if not self._instances.has_text or self._textless_s is not None:
+        if not self.instances.has_text or self._textless_s is not None:
             effects += self._check_text_pool(now_s)
         return effects
 
     # --- members -----------------------------------------------------------------------------------------------------
 
     def _joined(self, member: Member, now_s: float) -> list[ClusterEffect]:
-        is_new = self._instances.join(member)
+        is_new = self.instances.join(member)
         self._review(now_s)
         return [Connect(member.address)] if is_new else []
 
     def _leaving(self, name: str, now_s: float) -> list[ClusterEffect]:
-        instance = self._instances.by_name.get(name)
+        instance = self.instances.by_name.get(name)
         if instance is None or instance.leaving:
             return []
         if not self._credits.holds(instance):
             return self._forget(name, "has left", now_s)
-        self._instances.leave(instance)
+        self.instances.leave(instance)
         self._review(now_s)
         leases = len(self._credits.leases.get(name, ()))
         leaving = Logged(name, f"leaving, {instance.credits} credits and {leases} other leases in use")
@@ -322,7 +318,7 @@ class ClusterMachine:
         return self._forget(instance.name, "is lost, with all that was held there", now_s)
 
     def _forget(self, name: str, what: str, now_s: float) -> list[ClusterEffect]:
-        if not self._instances.forget(name):
+        if not self.instances.forget(name):
             return []
         self._credits.forget(name)
         self._forget_times(name)
@@ -330,38 +326,38 @@ class ClusterMachine:
         return [Logged(name, what), Disconnect(name)]
 
     def _seen(self, name: str, info: InstanceInfo, now_s: float) -> list[ClusterEffect]:
-        instance = self._instances.by_name.get(name)
+        instance = self.instances.by_name.get(name)
         if instance is None:
             return []
-        restarted = self._instances.see(instance, info)
+        restarted = self.instances.see(instance, info)
         if restarted:
             self._forget_times(name)
         self._review(now_s)
         return [Logged(name, f"restarted, {instance.state}" if restarted else instance.state)]
 
     def _reported(self, name: str, load: InstanceLoad, now_s: float) -> list[ClusterEffect]:
-        instance = self._instances.by_name.get(name)
+        instance = self.instances.by_name.get(name)
         if instance is None or instance.info is None:
             return []
         decode = load.stages.get(Stage.DECODE)
         expected_tokens = None if decode is None else self._texts.expected_tokens(decode, load.at(Stage.PREFILL))
-        if self._instances.reported(instance, load, expected_tokens):
+        if self.instances.reported(instance, load, expected_tokens):
             self._review(now_s)
         hints = load.hints
         if hints is None or instance.leaving:
             return []
-        return [WatchAgain(name)] if self._instances.directory.apply_hints(name, hints) else []
+        return [WatchAgain(name)] if self.instances.directory.apply_hints(name, hints) else []
 
     def _know_keys(self, event: KeysTold | KeyGone) -> None:
         if isinstance(event, KeyGone):
-            self._instances.directory.key_gone(event.key, event.slot)
+            self.instances.directory.key_gone(event.key, event.slot)
             return
         for key, slot in event.slots.items():
-            if slot.name in self._instances.by_name:
-                self._instances.directory.told_key(key, slot)
+            if slot.name in self.instances.by_name:
+                self.instances.directory.told_key(key, slot)
 
     def _suspected(self, name: str, now_s: float) -> list[ClusterEffect]:
-        instance = self._instances.by_name.get(name)
+        instance = self.instances.by_name.get(name)
         if instance is None or not instance.reachable:
             return []
         instance.reachable, instance.lost_s = False, now_s
@@ -369,7 +365,7 @@ class ClusterMachine:
         return [Logged(name, instance.state), *self._forget_if_over(instance, now_s)]
 
     def _review(self, now_s: float) -> None:
-        self._instances.review(now_s)
+        self.instances.review(now_s)
         self._waiting.encoders_changed()
         self._texts.review()
 
@@ -380,7 +376,7 @@ class ClusterMachine:
         self._credits.work_ended(event.credit)
         credit, instance, error = (
             self._credits.by_number.get(event.credit),
-            self._instances.by_name.get(event.name),
+            self.instances.by_name.get(event.name),
             event.error,
         )
         if instance is None:
@@ -429,9 +425,9 @@ class ClusterMachine:
         self._health.worked(credit)
         self._retries.earn()
         if credit.working and credit.why in _BY_HINT:
-            self._instances.directory.answered(encoding=credit.why is Why.ENCODES_ALREADY, cached=cached)
-        if credit.content is not None and not self._instances.by_name[credit.name].leaving:
-            self._instances.directory.remember(credit.content, credit.name)
+            self.instances.directory.answered(encoding=credit.why is Why.ENCODES_ALREADY, cached=cached)
+        if credit.content is not None and not self.instances.by_name[credit.name].leaving:
+            self.instances.directory.remember(credit.content, credit.name)
         effects: list[ClusterEffect] = []
         if credit.working and not cached:
             self._hedges.earn()
@@ -446,10 +442,10 @@ class ClusterMachine:
         if credit is None:
             return []
         if credit.content is not None:
-            self._instances.directory.gone(credit.content, credit.name)
+            self.instances.directory.gone(credit.content, credit.name)
         if not event.unusable:
             return []
-        instance = self._instances.by_name[credit.name]
+        instance = self.instances.by_name[credit.name]
         return self._health.failed(instance, credit.stage, BackoffReason.EMBEDDINGS, now_s)
 
     # --- credits -----------------------------------------------------------------------------------------------------
@@ -502,7 +498,7 @@ class ClusterMachine:
             if outcome is Shortage.NO_CREDIT and wanted.suspect and self._has_room(wanted, now_s):
                 continue  # kept apart from other suspects, for which nobody else waits
             if outcome is Shortage.NO_CREDIT:
-                encoders = self._instances.pools[ENCODE].members.values()
+                encoders = self.instances.pools[ENCODE].members.values()
                 times = [at_s for encoder in encoders for at_s in encoder.may_be_tried_s(Stage.ENCODE)]
                 wakes += [(at_s, "an encoder leaves its backoff") for at_s in times if at_s > now_s]
                 break
@@ -514,11 +510,11 @@ class ClusterMachine:
 
     def _grace_until_s(self, waiting: Waiting[CreditsWanted]) -> float:
         """Counts from the loss of an encoder, however long the request has already waited."""
-        return max(waiting.since_s, self._instances.encoder_lost_s) + self._limits.pool_grace_s
+        return max(waiting.since_s, self.instances.encoder_lost_s) + self._limits.pool_grace_s
 
     def _assign(self, wanted: CreditsWanted, now_s: float) -> Granted | Shortage:
         wants = self._apart(wanted) if wanted.suspect else wanted.wants
-        pool = self._instances.pool(ENCODE, now_s)
+        pool = self.instances.pool(ENCODE, now_s)
         choices = place_items(pool, wants, self._policies.encoder_routing, self._rng)
         if isinstance(choices, Shortage):
             is_kept_out = choices is Shortage.NO_ENCODER and wants != wanted.wants
@@ -532,7 +528,7 @@ class ClusterMachine:
 
     def _has_room(self, wanted: CreditsWanted, now_s: float) -> bool:
         """Whether it could be placed, if it were no suspect."""
-        pool, routing = self._instances.pool(ENCODE, now_s), self._policies.encoder_routing
+        pool, routing = self.instances.pool(ENCODE, now_s), self._policies.encoder_routing
         return not isinstance(place_items(pool, wanted.wants, routing, self._rng), Shortage)
 
     def _apart(self, wanted: CreditsWanted) -> tuple[Want, ...]:
@@ -558,7 +554,7 @@ class ClusterMachine:
         """Grant it only where it holds up nobody: at an encoder without work, while no request waits for one."""
         if self._waiting.in_order or not self._hedges.has(1):
             return []
-        want, pool = event.want, self._instances.pool(ENCODE, now_s)
+        want, pool = event.want, self.instances.pool(ENCODE, now_s)
         chosen = place_hedge(pool, want, self._policies.encoder_routing, self._rng)
         if chosen is None:
             return []
@@ -571,7 +567,7 @@ class ClusterMachine:
         return [Granted(event.request, (replace(grant, hedges=True),))]
 
     def _prepare_s(self, encoder: str, want: Want) -> float:
-        return 0.0 if self._backlogs is None else self._backlogs.prepare_s(self._instances.by_name[encoder], want)
+        return 0.0 if self._backlogs is None else self._backlogs.prepare_s(self.instances.by_name[encoder], want)
 
     def _forget_times(self, name: str) -> None:
         self._health.times.forget(name)
@@ -581,7 +577,7 @@ class ClusterMachine:
     def _return(self, number: int, now_s: float) -> list[ClusterEffect]:
         self._texts.lenders.gone(number)
         credit = self._credits.give_back(number)
-        return [] if credit is None else self._forget_if_over(self._instances.by_name[credit.name], now_s)
+        return [] if credit is None else self._forget_if_over(self.instances.by_name[credit.name], now_s)
 
     def _text_wanted(self, event: TextWanted, now_s: float) -> list[ClusterEffect]:
         effects: list[ClusterEffect] = []
@@ -594,7 +590,7 @@ class ClusterMachine:
 
     def _check_text_pool(self, now_s: float) -> list[ClusterEffect]:
         """Send TextPoolLost once when no text instance has been usable for the whole grace period."""
-        if self._instances.has_text:
+        if self.instances.has_text:
             self._textless_s, self._text_lost = None, False
             return []
         if self._textless_s is None:
@@ -603,11 +599,11 @@ class ClusterMachine:
             return []
         if now_s < self._textless_s + self._limits.pool_grace_s:
             return self._wake(self._textless_s + self._limits.pool_grace_s, "no text instance within the grace")
-        if self._instances.adopt_model():
+        if self.instances.adopt_model():
             self._review(now_s)
             return self._check_text_pool(now_s) + self._serve_waiting(now_s)
         self._text_lost = True
-        return [TextPoolLost(self._texts.no_text(), begun=not self._instances.goes_on)]
+        return [TextPoolLost(self._texts.no_text(), begun=not self.instances.goes_on)]
 
     def _too_many_retries(self) -> TriptychError:
         return Unavailable(
@@ -638,5 +634,5 @@ class ClusterMachine:
         return Unavailable("no encoder is available", retry_after_s=self._retry_after_s)
 
     def _encoders(self) -> list[InstanceInfo]:
-        members = self._instances.pools[ENCODE].members.values()
+        members = self.instances.pools[ENCODE].members.values()
         return [member.info for member in members if member.info is not None]

@@ -93,7 +93,7 @@ class CreditLedger:
         instance.give(credit.stage, credit.tokens, credit.nbytes, credit.output_tokens, here_tokens)
         if credit.prepare_s:
             instance.prepares(credit.prepare_s)
-        credit.granted_s, credit.pending_tokens = now_s, instance.pending_tokens(credit.stage)
+        credit.granted_s, credit.pending_tokens = now_s, instance.stages[credit.stage].tokens
         return Grant(self._last, item, credit.name, instance.info.instance_id, credit.why, hedge_after_s)
 
     def prompt_computed(self, credit: Credit) -> None:

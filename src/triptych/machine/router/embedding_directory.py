@@ -96,7 +96,8 @@ class EmbeddingDirectory:
             holding = _holding(name, encoding, True)
             for hint in hints_:
                 self._put(hint, holding)
-        self._evict()
+        if self._size > self._limit:
+            self._evict()
         return False
 
     # --- what the router knows by itself -----------------------------------------------------------------------------
@@ -117,7 +118,8 @@ class EmbeddingDirectory:
     def remember(self, content: Content, name: str) -> None:
         """It holds this embedding."""
         self._put(hint_of(content), _holding(name, False, name in self._sequences))
-        self._evict()
+        if self._size > self._limit:
+            self._evict()
 
     def answered(self, *, encoding: bool, cached: bool) -> None:
         """An item was sent where its embedding was believed to be, or to be encoded, and was ``cached`` there or not."""

@@ -172,8 +172,10 @@ class Instance:
         self.reports += 1
         self.new_kv_tokens = 0
         for stage, stage_credits in self.stages.items():
-            if stage in load.stages or self.reported_stages is not None or stage_credits.load is None:
+            if stage in load.stages or self.reported_stages is not None:
                 stage_credits.reported(load.stages.get(stage))
+            elif stage_credits.load is None:  # it never says: only the router's own work is known
+                stage_credits.known_tokens = stage_credits.known_pending = stage_credits.known_bytes = 0
         if expected_tokens is not None and Stage.DECODE in load.stages:
             self.stages[Stage.DECODE].known_tokens = expected_tokens
         self._changed()
@@ -183,7 +185,7 @@ class Instance:
         if not self.noted:
             self.noted = True
             for names in self.changed_in:
-                names.add(self.name)
+                names.add(self.member.address)
 
     # --- credits -----------------------------------------------------------------------------------------------------
 

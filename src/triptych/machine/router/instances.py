@@ -114,12 +114,13 @@ class Instances:
 
     def reported(self, instance: Instance, load: InstanceLoad, expected_tokens: int | None) -> bool:
         """Store its load report, as ``Instance.reported``."""
-        name = instance.name
+        name = instance.member.address
         for stages, pool in self.pools.items():
             if name in pool.members:
                 reported = own = 0
                 for stage in stages:
-                    reported += load.at(stage).pending
+                    if (stage_load := load.stages.get(stage)) is not None:
+                        reported += stage_load.pending
                     own += instance.stages[stage].own_pending
                 pool.others.observe(reported, own)
         return instance.reported(load, expected_tokens)

@@ -170,7 +170,8 @@ class RequestMachine:
         self._choices = choices
         self._sends_early = dispatch
         self._resolves = resolves
-        self._phase = RequestPhase.PREPARING
+        self.phase = RequestPhase.PREPARING
+        """For reading."""
         self._times = RequestTimes(request_id, model, now_s, continued_tokens=continued_tokens)
         self._wants = RequestWants(
             number,
@@ -197,10 +198,6 @@ class RequestMachine:
     # --- state -------------------------------------------------------------------------------------------------------
 
     @property
-    def phase(self) -> RequestPhase:
-        return self._phase
-
-    @property
     def text_instance(self) -> str:
         """Id of the text instance chosen last."""
         return self._texts.sent[-1].grant.instance_id if self._texts.sent else ""
@@ -218,7 +215,7 @@ class RequestMachine:
         """The timeline so far; constant once the request is over."""
         return self._times.timeline(
             now_s,
-            self._phase.outcome,
+            self.phase.outcome,
             self._items,
             self._texts,
             prompt_tokens=self._wants.prompt_tokens,
@@ -232,25 +229,25 @@ class RequestMachine:
         losses = max((item.losses for item in self._items), default=0)
         assert losses <= self._limits.max_encode_attempts, "attempts"
         segments = self._texts.segment_leases
-        waits = self._phase in {RequestPhase.PREPARING, RequestPhase.WAITING} or self._phase.has_ended
-        if waits or (self._phase is RequestPhase.STREAMING and not self._texts.transfers_kv):
-            assert self.holds == 0, f"{self._phase.value} holds credits"
-        if self._phase.has_ended or (self._phase is RequestPhase.STREAMING and not self._texts.transfers_kv):
-            assert segments is None, f"{self._phase.value} holds segments"
-        if self._phase is not RequestPhase.ENCODING:
-            assert self._texts.kept is None, f"{self._phase.value} with a place that is kept"
-        if self._phase is RequestPhase.WAITING:
+        waits = self.phase in {RequestPhase.PREPARING, RequestPhase.WAITING} or self.phase.has_ended
+        if waits or (self.phase is RequestPhase.STREAMING and not self._texts.transfers_kv):
+            assert self.holds == 0, f"{self.phase.value} holds credits"
+        if self.phase.has_ended or (self.phase is RequestPhase.STREAMING and not self._texts.transfers_kv):
+            assert segments is None, f"{self.phase.value} holds segments"
+        if self.phase is not RequestPhase.ENCODING:
+            assert self._texts.kept is None, f"{self.phase.value} with a place that is kept"
+        if self.phase is RequestPhase.WAITING:
             wanted = self._reserving.union(*self._pauses.values())
             assert len(wanted) == len(self._items) > 0, "waits for only some of its items"
-        if self._phase is RequestPhase.ENCODING:
+        if self.phase is RequestPhase.ENCODING:
             held = [*self._items.leases, *([] if segments is None else [segments])]
             busy = any(leases.is_pending for leases in held)
             assert busy or self._reserving or self._pauses, "is encoding without a call, reservation or pause"
-        if self._phase in {RequestPhase.DISPATCHING, RequestPhase.HOLDING} and not self._texts.transfers_kv:
+        if self.phase in {RequestPhase.DISPATCHING, RequestPhase.HOLDING} and not self._texts.transfers_kv:
             assert self._items.are_ready, "dispatched or resolved before every item was there"
-        assert self._phase.has_ended or not self.losses.too_many, "goes on after too many losses"
-        assert self._phase.has_ended == (self._times.over_s is not None), "over before its end"
-        assert not (self._phase.has_ended and (self._pauses or self._texts.current)), "a finished request goes on"
+        assert self.phase.has_ended or not self.losses.too_many, "goes on after too many losses"
+        assert self.phase.has_ended == (self._times.over_s is not None), "over before its end"
+        assert not (self.phase.has_ended and (self._pauses or self._texts.current)), "a finished request goes on"
 
     # --- events ------------------------------------------------------------------------------------------------------
 
@@ -281,7 +278,7 @@ class RequestMachine:
             case PrefilledEarly(credit):
                 return self._prefilled_early(credit, now_s)
             case PlaceRefused():
-                wants_text = self._phase is RequestPhase.DISPATCHING
+                wants_text = self.phase is RequestPhase.DISPATCHING
                 return self._text_refused(event, now_s) if wants_text else self._placement_refused(event, now_s)
             case CallFailed():
                 return self._call_failed(event, now_s)
@@ -297,7 +294,7 @@ class RequestMachine:
                 return self._end(RequestPhase.FAILED, error, now_s)
             case TextPoolLost(error, begun):
                 return self._text_pool_lost(error, now_s, begun=begun)
-            case Signal.CALLER_LEFT | Signal.DEADLINE_PASSED if self._phase is RequestPhase.HOLDING:
+            case Signal.CALLER_LEFT | Signal.DEADLINE_PASSED if self.phase is RequestPhase.HOLDING:
                 return self._end(RequestPhase.DONE, None, now_s)
             case Signal.CALLER_LEFT:
                 return self._end(RequestPhase.CANCELLED, Cancelled("the client disconnected"), now_s)
@@ -311,7 +308,7 @@ class RequestMachine:
         self._items = RequestItems(event.items)
         if not self._items:
             return self._dispatch(now_s, "nothing to encode")
-        self._phase = RequestPhase.WAITING
+        self.phase = RequestPhase.WAITING
         return [self._reserve(range(len(self._items)), wait=True, reason="a new request")]
 
     def _call_failed(self, event: CallFailed, now_s: float) -> list[RequestEffect]:
@@ -349,13 +346,13 @@ class RequestMachine:
             return self._text_granted(grant, now_s)
         item = self._items[grant.item]
         wanted = item.may_be_hedged if grant.hedges else item.index in self._reserving
-        if not wanted or self._phase.has_ended:
+        if not wanted or self.phase.has_ended:
             return [_not_wanted(grant)]
         encode = item.begin(grant, self._wants.encode_queue_position, self._new_lease, now_s, self._lease_s(now_s))
         if grant.hedges:
             return [encode]
         self._reserving -= {item.index}
-        self._phase = RequestPhase.ENCODING
+        self.phase = RequestPhase.ENCODING
         item.hedge_s = now_s + grant.hedge_after_s
         return [encode, *self._items.watch_hedges(item.hedge_s, now_s)]
 
@@ -371,7 +368,7 @@ class RequestMachine:
         failure = next((failure for failure in failures if failure is not None), None)
         if failure is not None and not isinstance(error, Overloaded):
             return self._end(RequestPhase.FAILED, failure, now_s)
-        if self._phase is RequestPhase.WAITING or not error.retryable:
+        if self.phase is RequestPhase.WAITING or not error.retryable:
             return self._end(RequestPhase.FAILED, error, now_s)
         return self._requeue(error, now_s)
 
@@ -380,7 +377,7 @@ class RequestMachine:
         self._reserving = frozenset()
         self._pauses.clear()
         effects = self._texts.give_up_place(now_s, error.message) + self._release(error.message, now_s)
-        self._phase = RequestPhase.WAITING
+        self.phase = RequestPhase.WAITING
         self._waits += 1
         return effects + self._pause(range(len(self._items)), self._waits, error, now_s)
 
@@ -403,7 +400,7 @@ class RequestMachine:
             return []
         if not items:
             return self._advance(now_s)
-        return [self._reserve(items, wait=self._phase is RequestPhase.WAITING, reason="the pause is over")]
+        return [self._reserve(items, wait=self.phase is RequestPhase.WAITING, reason="the pause is over")]
 
     # --- items -------------------------------------------------------------------------------------------------------
 
@@ -455,7 +452,7 @@ class RequestMachine:
             again.append(item.index)
             if item.losses >= self._limits.max_encode_attempts:
                 return effects + self._end(RequestPhase.FAILED, error, now_s)
-        self._phase = RequestPhase.ENCODING
+        self.phase = RequestPhase.ENCODING
         return [*effects, self._reserve(again, wait=False, reason=error.message, again=True)]
 
     # --- leases ------------------------------------------------------------------------------------------------------
@@ -511,16 +508,16 @@ class RequestMachine:
             return self._end(RequestPhase.FAILED, LeaseLost(reason), now_s)
         indices = [item.index for item in missing]
         if len(missing) == len(self._items) > 0:
-            self._phase = RequestPhase.WAITING
+            self.phase = RequestPhase.WAITING
             return [self._reserve(indices, wait=True, reason=reason)]
-        self._phase = RequestPhase.ENCODING
+        self.phase = RequestPhase.ENCODING
         if missing:
             return [self._reserve(indices, wait=False, reason=reason, again=True)]
         return self._advance(now_s)
 
     def _advance(self, now_s: float) -> list[RequestEffect]:
         """Once every item is encoded: renew used or short leases, then dispatch."""
-        if self._phase is RequestPhase.DISPATCHING or self._phase is RequestPhase.STREAMING:
+        if self.phase is RequestPhase.DISPATCHING or self.phase is RequestPhase.STREAMING:
             return []  # it is for the next attempt
         if not self._items.are_ready:
             return self._prefill_early(now_s)
@@ -533,17 +530,17 @@ class RequestMachine:
         stale = [leases for leases in held if leases.is_stale(needed_until_s)]
         if not stale:
             return self._hold(now_s) if self._resolves else self._dispatch(now_s, "every item is encoded")
-        self._phase = RequestPhase.ENCODING
+        self.phase = RequestPhase.ENCODING
         return self._renew(stale, now_s, "a further attempt" if self._texts.sent else "the lease is running out")
 
     def _hold(self, now_s: float) -> list[RequestEffect]:
-        self._phase = RequestPhase.HOLDING
+        self.phase = RequestPhase.HOLDING
         self._times.encoded_s = now_s
         resolved = self._items.resolved()
         return [*self._items.read(), Resolved(resolved)]
 
     def _dispatch(self, now_s: float, reason: str) -> list[RequestEffect]:
-        self._phase = RequestPhase.DISPATCHING
+        self.phase = RequestPhase.DISPATCHING
         if not (self._texts.sent or self._texts.early_has_failed):  # only encoders were lost, and all items are encoded
             self.losses.got_further()
         if not self._wants.begun or self._times.encoded_s is None:
@@ -555,11 +552,11 @@ class RequestMachine:
         return self._wants.text_instance(self._items, self._texts, reason, early=early, suspect=bool(self.losses))
 
     def _text_granted(self, grant: Grant, now_s: float) -> list[RequestEffect]:
-        encodes = self._phase is RequestPhase.ENCODING and not self._items.are_ready
+        encodes = self.phase is RequestPhase.ENCODING and not self._items.are_ready
         if encodes and self._texts.kept is None and self._may_prefill_early:
             self._texts.kept = grant
             return []
-        if self._phase is not RequestPhase.DISPATCHING or self._texts.current is not None:
+        if self.phase is not RequestPhase.DISPATCHING or self._texts.current is not None:
             return [_not_wanted(grant)]
         kind = AttemptKind.PREFILL if grant.transfers_kv else AttemptKind.WHOLE
         if self._wants.begun:
@@ -591,7 +588,7 @@ class RequestMachine:
 
         The text instance finds that in its prefix cache when the whole request comes. Items sent with it need new leases for that.
         """
-        if self._phase is not RequestPhase.ENCODING or self._texts.current or not self._may_prefill_early:
+        if self.phase is not RequestPhase.ENCODING or self._texts.current or not self._may_prefill_early:
             return []
         count, tokens = self._items.beginning()
         if not self._sends_early(tokens=tokens, sent_tokens=self._texts.early_tokens) or self._items.are_ready:
@@ -627,7 +624,7 @@ class RequestMachine:
         turned_down = isinstance(error, Overloaded | EngineFailure)
         if event.final or (turned_down and not self._wants.begun):
             return self._end(RequestPhase.FAILED, error or event.error, now_s)
-        self._phase = RequestPhase.ENCODING
+        self.phase = RequestPhase.ENCODING
         self._texts.forgive()
         self._waits += 1
         return self._pause((), self._waits, error or event.error, now_s)
@@ -636,16 +633,16 @@ class RequestMachine:
         has_begun = self._wants.begun
         if (
             self._resolves
-            or self._phase in {RequestPhase.DISPATCHING, RequestPhase.STREAMING}
+            or self.phase in {RequestPhase.DISPATCHING, RequestPhase.STREAMING}
             or (has_begun and not begun)
         ):
             return []
         return self._end(RequestPhase.FAILED, (self._texts.error if has_begun else None) or error, now_s)
 
     def _first_token(self, now_s: float) -> list[RequestEffect]:
-        if self._phase is RequestPhase.STREAMING:
+        if self.phase is RequestPhase.STREAMING:
             return []
-        self._phase = RequestPhase.STREAMING
+        self.phase = RequestPhase.STREAMING
         self._wants.begun = True
         self.losses.got_further()
         self._texts.sent[-1].first_token_s = now_s
@@ -670,20 +667,20 @@ class RequestMachine:
         """Renew the leases if it transfers: those for the next instance are there when the prompt is computed."""
         attempt = self._texts.sent[-1]
         attempt.ready, attempt.ready_s = ready, now_s
-        if not attempt.grant.transfers_kv or self._phase is not RequestPhase.DISPATCHING:
+        if not attempt.grant.transfers_kv or self.phase is not RequestPhase.DISPATCHING:
             return []
         sent = [leases for leases in self._items.leases if not leases.is_pending]
         return self._renew(sent, now_s, "the answer will be transferred")
 
     def _text_failed(self, error: TriptychError, now_s: float, *, drains: bool) -> list[RequestEffect]:
-        named = error.items if isinstance(error, TransferFailed) and self._phase is RequestPhase.DISPATCHING else ()
+        named = error.items if isinstance(error, TransferFailed) and self.phase is RequestPhase.DISPATCHING else ()
         lost = [item for item in self._items if item.index in named]
         alive = [item for item in lost if item.reader_until_s > now_s]
         if lost and not alive:
             self._texts.end(Ending.EXPIRED, now_s, error)
         elif not self._texts.fail(error, now_s, drains=drains):
             return self._end(RequestPhase.FAILED, self._texts.error, now_s)
-        if self._phase is RequestPhase.STREAMING:  # it goes on with the answer, and needs the items again
+        if self.phase is RequestPhase.STREAMING:  # it goes on with the answer, and needs the items again
             return self._place_missing(error.message, now_s)
         if isinstance(error, TransferFailed) and self._items and (alive or not lost):
             return self._encode_again(alive or self._items, error, now_s)
@@ -691,7 +688,7 @@ class RequestMachine:
 
     def _moved(self, event: Moved, now_s: float) -> list[RequestEffect]:
         """Leave the text instance where it waits: that call is cancelled, and its items get leases for another reader."""
-        grant, waits = event.grant, self._phase is RequestPhase.DISPATCHING and self._texts.has(event.credit)
+        grant, waits = event.grant, self.phase is RequestPhase.DISPATCHING and self._texts.has(event.credit)
         keeps = waits and all(item.held is not None for item in self._items)
         effects: list[RequestEffect] = []
         if grant is not None and not keeps:
@@ -704,7 +701,7 @@ class RequestMachine:
 
     def _kv_transferred(self, event: AnswerTransferred, now_s: float) -> list[RequestEffect]:
         """Choose the instance that goes on, by the loads of now: this one has done its part, or drains."""
-        if self._phase.has_ended or not self._texts.has(event.credit):
+        if self.phase.has_ended or not self._texts.has(event.credit):
             return _too_late(event.name, leases_of(event.segments))
         effects = self._texts.transfer_kv(event, now_s)
         if not self._texts.may_follow:
@@ -716,8 +713,8 @@ class RequestMachine:
 
     def _end(self, phase: RequestPhase, error: TriptychError | None, now_s: float) -> list[RequestEffect]:
         effects: list[RequestEffect] = []
-        waits = self._phase is RequestPhase.DISPATCHING and self._texts.current is None
-        if waits or self._phase is RequestPhase.WAITING:
+        waits = self.phase is RequestPhase.DISPATCHING and self._texts.current is None
+        if waits or self.phase is RequestPhase.WAITING:
             effects.append(CreditsAbandoned(self._number, phase.value))
         self._pauses.clear()
         if isinstance(error, LeaseLost):
@@ -729,7 +726,7 @@ class RequestMachine:
         effects += self._texts.give_up_place(now_s, phase.value)
         effects += self._release(phase.value if error is None else error.message, now_s)
         self._texts.end(Ending.RELEASED, now_s)
-        self._phase, self._times.over_s = phase, now_s
+        self.phase, self._times.over_s = phase, now_s
         self._times.error = error.code if error is not None and phase is RequestPhase.FAILED else ""
         return [*effects, End(error)]
 

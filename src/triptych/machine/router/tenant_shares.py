@@ -107,7 +107,8 @@ class TenantShares:
         if not account.waiting:
             self._waiting.discard(place.tenant)
             self._weight -= account.weight
-            self._bound_idle()
+            if len(self._accounts) - len(self._waiting) > MAX_IDLE:
+                self._forget_least_idle()
         if not self._waiting:  # nobody has had too much, or is owed anything
             self._accounts.clear()
             self._least.clear()
@@ -151,10 +152,8 @@ class TenantShares:
             self._least = [(self._accounts[tenant].served, tenant) for tenant in self._waiting]
             heapify(self._least)
 
-    def _bound_idle(self) -> None:
+    def _forget_least_idle(self) -> None:
         """Forget the least accounts of those that do not wait: most are not above that with which they would begin again."""
-        if len(self._accounts) - len(self._waiting) <= MAX_IDLE:
-            return
         idle = [(account.served, name) for name, account in self._accounts.items() if not account.waiting]
         for _, name in sorted(idle)[: len(idle) // 2]:
             del self._accounts[name]

@@ -124,7 +124,7 @@ def answer_has_place(pool: Pool, want: RequestWant, places: Places) -> Places:
 
 def lends(pool: Pool, want: RequestWant, places: Places) -> Places:
     """Reads the states of those that encode first: they get nothing unless they lend, or there are no others."""
-    if not _has_others_than_lenders(pool, want):
+    if not pool.lenders or not _has_others_than_lenders(pool, want):
         return places
     takes = (None, LenderState.LENDING) if want.moves < MOST_MOVES else (None,)
     return [place for place in places if pool.lenders.get(pool.name[place]) in takes]
@@ -132,7 +132,7 @@ def lends(pool: Pool, want: RequestWant, places: Places) -> Places:
 
 def lends_memory(pool: Pool, want: RequestWant, places: Places) -> Places:
     """Reads the KV memory of those that encode first, unless there are no others."""
-    if not _has_others_than_lenders(pool, want):
+    if not pool.lenders or not _has_others_than_lenders(pool, want):
         return places
     lenders = [place for place in places if pool.name[place] in pool.lenders]
     narrow = [place for place in lenders if pool.text_load(place).kv_room < want.kv_tokens]
@@ -140,8 +140,8 @@ def lends_memory(pool: Pool, want: RequestWant, places: Places) -> Places:
 
 
 def _has_others_than_lenders(pool: Pool, want: RequestWant) -> bool:
-    """Whether there are lenders, and a usable instance that is none and has not failed the request."""
-    others = pool.places.keys() - pool.lenders - want.avoid if pool.lenders else ()
+    """Whether there is a usable instance that is no lender and has not failed the request."""
+    others = pool.places.keys() - pool.lenders - want.avoid
     return any(pool.usable[pool.places[name]] for name in others)
 
 

@@ -73,6 +73,27 @@ def test_leases_are_bounded() -> None:
     assert isinstance(refusal(machine, GrantLease(b"a", b"more", LEASE_S)), Overloaded)
 
 
+def test_the_leases_of_a_reader_and_its_router_are_granted_together_or_not_at_all() -> None:
+    machine = arena()
+    slot = put(machine, b"a", 64)
+    [granted] = machine.handle(GrantLease(b"a", b"reader", LEASE_S, router_lease=b"router"), 0.0)
+    assert isinstance(granted, LeaseGranted)
+    assert granted.ticket.lease_id == b"reader"
+    machine.handle(ReleaseLeases((b"reader",)), 0.0)
+    assert machine.may_read(b"router", slot.offset, 64, 0.0)
+    assert machine.leased_bytes == 64, "the router's lease holds the slot"
+    released = GrantLease(b"a", b"other", LEASE_S, router_lease=b"reader")
+    assert isinstance(refusal(machine, released), LeaseLost)
+    assert machine.leases == 1
+    for index in range(LIMITS.max_leases - 2):
+        machine.handle(GrantLease(b"a", bytes([index]), LEASE_S), 0.0)
+    assert isinstance(refusal(machine, GrantLease(b"a", b"other", LEASE_S, router_lease=b"second")), Overloaded)
+    assert isinstance(machine.handle(GrantLease(b"a", b"other", LEASE_S), 0.0)[0], LeaseGranted), (
+        "there is room for one"
+    )
+    machine.validate()
+
+
 @pytest.mark.parametrize(("asked_s", "granted_s"), [(-5.0, 0.0), (0.5, 0.5), (20.0, 20.0), (20.1, 20.0)])
 def test_a_lease_has_the_requested_duration_within_the_limit(asked_s: float, granted_s: float) -> None:
     limits = replace(LIMITS, max_lease_s=20.0)

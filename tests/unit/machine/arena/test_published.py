@@ -18,7 +18,7 @@ def told(reader: HintReader) -> list[EmbeddingHints]:
     reports = []
     while (report := reader.report()) is not None:
         reports.append(report)
-    assert not reader.behind
+    assert not reader.is_behind()
     return reports
 
 
@@ -28,7 +28,7 @@ def test_changes_are_told_once_with_the_state_that_holds_when_they_are_sent() ->
     assert told(reader) == [EmbeddingHints(1)], "that it publishes is worth a report"
     published.encoding(b"cat", CAT)
     published.encoding(b"dog", DOG)
-    assert reader.behind
+    assert reader.is_behind()
     assert told(reader) == [EmbeddingHints(2, encoding=hints(CAT, DOG))]
     published.encoding_ended(b"cat", held=True)
     published.encoding_ended(b"dog", held=False)

@@ -134,7 +134,7 @@ def test_a_router_knows_what_a_busy_encoder_publishes(seed: int) -> None:
                 assert not watcher[0].apply_hints("a", hints)
     published.validate()
     for known, reader in watchers:
-        while reader.behind:
+        while reader.is_behind():
             hints = reader.report()
             assert hints is not None
             assert len(hints.held) + len(hints.encoding) + len(hints.dropped) <= MAX_HINTS
@@ -174,7 +174,7 @@ def test_memory_and_traffic_are_bounded() -> None:
             content = (b"%d %d" % (number, item), b"")
             published.held(content[0], content)
         reader, reports = published.reader(), 0
-        while reader.behind:
+        while reader.is_behind():
             hints = reader.report()
             assert hints is not None
             known.apply_hints(f"10.0.0.{number}:50052", hints)
