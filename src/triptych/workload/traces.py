@@ -25,6 +25,7 @@ from triptych.workload.requests import (
     WorkloadError,
     check_size,
     gamma_arrivals,
+    sources,
     until,
 )
 
@@ -105,9 +106,10 @@ class Sizes:
     output_tokens: Distribution
 
     def request(self, arrival_s: float, size: Size | None, rng: random.Random) -> Planned:
+        text_tokens, output_tokens = self.text_tokens.draw(rng), max(1, self.output_tokens.draw(rng))
         count = min(self.image_count.draw(rng), MAX_IMAGES)
         images = tuple(size or _square(self.image_tokens.draw(rng)) for _ in range(count))
-        return Planned(arrival_s, self.text_tokens.draw(rng), images, max(1, self.output_tokens.draw(rng)))
+        return Planned(arrival_s, text_tokens, images, output_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,10 @@ def _servegen(directory: Path, span: Span, size: Size | None, rng: random.Random
 
 
 def _sample(profiles: list[Profile], span: Span, size: Size | None, rng: random.Random) -> list[Planned]:
-    """Sample the requests of all clients within the span; a rate scales all gaps alike, which preserves bursts."""
+    """Sample the requests of all clients within the span; a rate scales all gaps alike, which preserves bursts.
+
+    Each window of a client has draws of its own: with one seed its requests and gaps are the same at every rate.
+    """
     end_s = span.start_s + span.duration_s
     active = [
         (profile, window, max(window.start_s, span.start_s), min(window.end_s, end_s))
@@ -141,11 +146,14 @@ def _sample(profiles: list[Profile], span: Span, size: Size | None, rng: random.
     recorded = sum(window.rate * (to_s - from_s) for _, window, from_s, to_s in active) / span.duration_s
     stretch = 1.0 if span.rate is None or not recorded else recorded / span.rate
     check_size(recorded / stretch, span.duration_s)
-    planned = [
-        profile.sizes_at(at_s).request(at_s - span.start_s, size, rng)
-        for profile, window, from_s, to_s in active
-        for at_s in window.arrivals(from_s, to_s, stretch, rng)
-    ]
+    planned: list[Planned] = []
+    for (profile, window, from_s, to_s), gaps in zip(active, sources(rng), strict=False):
+        draws = sources(gaps)
+        times = window.arrivals(from_s, to_s, stretch, gaps)
+        planned += [
+            profile.sizes_at(at_s).request(at_s - span.start_s, size, draw)
+            for at_s, draw in zip(times, draws, strict=False)
+        ]
     return sorted(planned, key=lambda request: request.arrival_s)
 
 

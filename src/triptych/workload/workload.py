@@ -52,9 +52,9 @@ class Workload:
             Distribution.parse(text_tokens),
             Distribution.parse(output_tokens, least=1),
             size or traces.DEFAULT_SIZE,
-            videos=_counts(clips[0]),
+            videos=Distribution.parse(clips[0], most=MAX_CLIPS),
             clip=Clip(Size.parse(clips[1]), clips[2]),
-            sounds=_counts(sounds[0]),
+            sounds=Distribution.parse(sounds[0], most=MAX_CLIPS),
             sound_s=sounds[1],
         )
         return cls(
@@ -69,8 +69,8 @@ class Workload:
         )
 
     def plan(self, rate: float | None, seed: int | None = None) -> Plan:
-        """``seed``: another than its own. Raises WorkloadError."""
-        rng = random.Random(f"{self.seed if seed is None else seed} {rate}")  # noqa: S311 - not for cryptography
+        """The requests at a rate. With one seed they are the same at all rates. ``seed``: another than its own. Raises WorkloadError."""
+        rng = random.Random(f"{self.seed if seed is None else seed}")  # noqa: S311 - not for cryptography
         if self.trace is not None:
             span = traces.Span(self.start_s, self.duration_s, rate)
             return traces.load(self.trace, span, self.size, rng)
@@ -88,8 +88,3 @@ def _rates(text: str) -> tuple[float, ...]:
         raise WorkloadError(f"--sweep {text}: write positive rates with commas, for example 1,2,4,8")
     return rates
 
-
-def _counts(text: str) -> Distribution | None:
-    """None for none."""
-    counts = Distribution.parse(text, most=MAX_CLIPS)
-    return counts if any(counts.values) else None

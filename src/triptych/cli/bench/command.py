@@ -95,7 +95,8 @@ async def bench(job: Bench, console: Console, runs: list[Run]) -> None:
 
 
 async def _run(job: Bench, rate: float | None, plan: Plan, style: Style, console: Console, runs: list[Run]) -> None:
-    rng = random.Random(f"{job.workload.seed} bodies")  # noqa: S311
+    # Rates share their requests, but not what is in them: the endpoint's caches would know it from the run before.
+    rng = random.Random(f"{job.workload.seed} {rate} bodies")  # noqa: S311
     records: list[Record] = []
     try:
         with _progress(console, len(plan.requests)) as advance:
