@@ -5,17 +5,13 @@ from typing import Annotated, Literal
 
 import typer
 
-from triptych.cli.options import DEFAULT_URL, ApiKey, Url, failures, run
+from triptych.cli.offered import Offered, offered
+from triptych.cli.options import DEFAULT_URL, ApiKey, Url, failures, run, taking
 from triptych.cli.outcome import CliError
-from triptych.domain.bounds import MAX_INT31
 from triptych.domain.slo import USUAL_FACTOR
 from triptych.domain.stage import ModelPart
-from triptych.workload.requests import MAX_CLIP_S
 
 commands = typer.Typer()
-
-_WEEK_S = 7 * 86_400.0
-_YEAR_S = 366 * 86_400.0
 
 Catalogue = Annotated[
     Path | None,
@@ -34,57 +30,15 @@ Catalogue = Annotated[
     "- `triptych bench --trace traces/servegen-mm-image --start 36000 --duration 60 --rate 4`\n\n"
     "- `triptych bench --url https://other.example/v1 --api-key KEY --model NAME` loads any OpenAI endpoint"
 )
+@taking("load", offered, duration=30.0, text_tokens="32", output_tokens="32")
 def bench(
+    load: Offered,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
     model: Annotated[str | None, typer.Option(help="Model to ask; by default the first that is served.")] = None,
-    rate: Annotated[
-        float | None, typer.Option(min=0.001, max=1e6, help="Requests per second.", show_default=False)
-    ] = None,
-    sweep: Annotated[
-        str | None, typer.Option(help="Several rates, one run each: `1,2,4,8`.", show_default=False)
-    ] = None,
-    duration: Annotated[
-        float, typer.Option(min=0.1, max=_WEEK_S, help="Seconds during which requests arrive, per run.")
-    ] = 30.0,
-    burstiness: Annotated[
-        float,
-        typer.Option(
-            min=0, max=100, help="Squared coefficient of variation of arrival gaps: 0 even, 1 Poisson, above 1 bursts."
-        ),
-    ] = 1.0,
-    images: Annotated[str, typer.Option(help="Images per request: a number, or `VALUE:WEIGHT,...`.")] = "1",
-    image_size: Annotated[
-        str | None,
-        typer.Option(help="Pixels, `WIDTHxHEIGHT`; by default 336x336, or as in the trace.", show_default=False),
-    ] = None,
-    videos: Annotated[str, typer.Option(help="Videos per request: a number, or `VALUE:WEIGHT,...`.")] = "0",
-    video_size: Annotated[str, typer.Option(help="Pixels of a frame, `WIDTHxHEIGHT`.")] = "224x224",
-    video_seconds: Annotated[float, typer.Option(min=0.1, max=MAX_CLIP_S, help="Length of a video.")] = 4.0,
-    sounds: Annotated[str, typer.Option(help="Sounds per request: a number, or `VALUE:WEIGHT,...`.")] = "0",
-    sound_seconds: Annotated[float, typer.Option(min=0.1, max=MAX_CLIP_S, help="Length of a sound.")] = 5.0,
-    text_tokens: Annotated[str, typer.Option(help="Words of text per request, about a token each.")] = "32",
-    output_tokens: Annotated[str, typer.Option(help="Longest answer, in tokens.")] = "32",
     ignore_eos: Annotated[
         bool, typer.Option("--ignore-eos", help="Generate exactly that many tokens (vLLM's extension of the API).")
     ] = False,
-    trace: Annotated[
-        Path | None,
-        typer.Option(exists=True, help="A ServeGen directory, or a CSV of Azure's LMM trace.", show_default=False),
-    ] = None,
-    start: Annotated[float, typer.Option(min=0, max=_YEAR_S, help="Start position in the trace, in seconds.")] = 0.0,
-    slo_ttft_ms: Annotated[
-        float | None, typer.Option(min=0, max=_WEEK_S * 1000, help="SLO: time to first token.")
-    ] = None,
-    slo_tpot_ms: Annotated[
-        float | None, typer.Option(min=0, max=_WEEK_S * 1000, help="SLO: time per output token after the first.")
-    ] = None,
-    attainment: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of requests that must meet the SLOs, for goodput.")
-    ] = 0.9,
-    timeout: Annotated[
-        float, typer.Option(min=0.1, max=_WEEK_S, help="Seconds until a request counts as failed.")
-    ] = 300.0,
     max_in_flight: Annotated[
         int,
         typer.Option(
@@ -97,9 +51,6 @@ def bench(
     plot: Annotated[
         Path | None, typer.Option(help="Write plots to this PNG (needs extra *bench*).", dir_okay=False)
     ] = None,
-    seed: Annotated[
-        int, typer.Option(min=-MAX_INT31, max=MAX_INT31, help="Random seed; the same seed generates the same requests.")
-    ] = 0,
 ) -> None:
     """Load any OpenAI endpoint and measure it: TTFT, TPOT, SLO attainment, goodput.
 
@@ -110,28 +61,15 @@ def bench(
     from triptych.cli.bench import command
     from triptych.cli.bench.load import Endpoint
     from triptych.cli.show import plain_console
-    from triptych.workload.report import Objectives
-    from triptych.workload.workload import Workload
 
     with failures():
         job = command.Bench(
-            endpoint=Endpoint(url, api_key, timeout, max_in_flight),
+            endpoint=Endpoint(url, api_key, load.timeout_s, max_in_flight),
             model=model,
-            workload=Workload.from_options(
-                mix=(images, text_tokens, output_tokens),
-                image_size=image_size,
-                clips=(videos, video_size, video_seconds),
-                sounds=(sounds, sound_seconds),
-                trace=trace,
-                rates=(rate, sweep),
-                start_s=start,
-                duration_s=duration,
-                burstiness=burstiness,
-                seed=seed,
-            ),
+            workload=load.workload,
             ignore_eos=ignore_eos,
-            objectives=Objectives.of_ms(slo_ttft_ms, slo_tpot_ms),
-            attainment=attainment,
+            objectives=load.objectives,
+            attainment=load.attainment,
         )
         outputs = command.Outputs.checked(json_file, plot)
     succeeded = run(command.bench_and_write(job, outputs, plain_console()))
