@@ -5,13 +5,15 @@ from typing import Annotated, Literal
 
 import typer
 
-from triptych.cli.offered import Offered, offered
+from triptych.cli.offered import WEEK_S, Offered, offered
 from triptych.cli.options import DEFAULT_URL, ApiKey, Url, failures, run, taking
 from triptych.cli.outcome import CliError
 from triptych.domain.slo import USUAL_FACTOR
 from triptych.domain.stage import ModelPart
 
 commands = typer.Typer()
+
+_USUAL_KV_CACHE_MIB = 256
 
 Catalogue = Annotated[
     Path | None,
@@ -106,13 +108,21 @@ def profile(
         str, typer.Option(help="*cpu* or *cuda*; with --analytic a device of `triptych devices`.")
     ] = "cpu",
     threads: Annotated[int, typer.Option(min=1, max=256, help="Compute threads.")] = 1,
-    kv_cache_mib: Annotated[int, typer.Option(min=1, max=1 << 24, help="KV memory of the decoder, in MiB.")] = 256,
-    slo_factor: Annotated[
-        float,
+    kv_cache_mib: Annotated[
+        int | None,
         typer.Option(
-            min=1, max=1e6, help="Objectives of the load search, as a multiple of the latencies without load."
+            min=1, max=1 << 24, help="KV memory of the decoder, in MiB.", show_default=str(_USUAL_KV_CACHE_MIB)
         ),
-    ] = USUAL_FACTOR,
+    ] = None,
+    slo_factor: Annotated[
+        float | None,
+        typer.Option(
+            min=1,
+            max=1e6,
+            help="Objectives of the load search, as a multiple of the latencies without load.",
+            show_default=f"{USUAL_FACTOR:g}",
+        ),
+    ] = None,
     plot: Annotated[bool, typer.Option("--plot", help="Also write plots as PNG (needs extra *bench*).")] = False,
     analytic: Annotated[
         bool,
@@ -150,9 +160,16 @@ def profile(
         if analytic:
             from triptych.cli.profile.analytic import AnalyticJob, compute
 
-            if quick or plot:
+            measured = {
+                "--quick": quick,
+                "--plot": plot,
+                "--kv-cache-mib": kv_cache_mib is not None,
+                "--slo-factor": slo_factor is not None,
+            }
+            if given := [option for option, is_given in measured.items() if is_given]:
                 raise CliError(
-                    "--quick and --plot are for measured profiles: leave them out with --analytic", caller=True
+                    f"{' and '.join(given)} would have no effect: leave out with --analytic what is for measuring",
+                    caller=True,
                 )
             if calibrate_model is not None and calibrate is None:
                 raise CliError("--calibrate-model goes with --calibrate", caller=True)
@@ -180,8 +197,8 @@ def profile(
             dtype or "float32",
             device,
             threads,
-            kv_cache_mib << 20,
-            slo_factor,
+            (kv_cache_mib or _USUAL_KV_CACHE_MIB) << 20,
+            slo_factor or USUAL_FACTOR,
             plot,
         )
         steady = measure(job, plain_console())
@@ -204,3 +221,42 @@ def devices(
 
     with failures():
         show(name, catalogue, plain_console(), as_json=as_json)
+
+
+workload = typer.Typer(no_args_is_help=True, help="Workloads of live clusters.")
+commands.add_typer(workload, name="workload")
+
+
+@workload.command(
+    epilog="Examples:\n\n- `triptych workload record monday.jsonl` follows a local cluster until Ctrl-C\n\n"
+    "- `triptych workload record burst.jsonl --duration 600 --admin http://10.0.0.4:9100`\n\n"
+    "- `triptych simulate --trace burst.jsonl --duration 600` then replays it, as does `triptych bench`"
+)
+def record(
+    out: Annotated[Path, typer.Argument(metavar="FILE.jsonl", dir_okay=False, help="File to write.")],
+    url: Url = DEFAULT_URL,
+    admin: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Admin port of a router; may be repeated. By default those of the local *triptych up*.",
+            show_default=False,
+        ),
+    ] = None,
+    duration: Annotated[
+        float | None,
+        typer.Option(min=1, max=WEEK_S, help="Seconds to record; by default until Ctrl-C.", show_default=False),
+    ] = None,
+) -> None:
+    """Record the requests of a live cluster: when they come, the sizes of what they have, and the lengths of their answers.
+
+    What they say is not recorded, and tenants are numbered. A line is written when a request has ended. What is not in the file
+    is counted; the exit status is 1 if something was missed.
+    """
+    from triptych.cli.recorder import Job
+    from triptych.cli.recorder import record as follow
+    from triptych.cli.show import plain_console
+
+    job = Job(out, url, tuple(admin or ()), duration)
+    with failures():
+        job.check()
+    raise typer.Exit(0 if run(follow(job, plain_console())) else 1)

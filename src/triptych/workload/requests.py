@@ -16,6 +16,8 @@ MAX_SIDE_PIXELS = 16_384
 MAX_CLIPS = 64
 """Most videos, and most sounds, of one request."""
 MAX_CLIP_S = 3600.0
+TEMPLATE_TOKENS = 12
+"""Tokens that a chat template adds around one message, about."""
 _MAX_WEIGHT = 1e12
 _SIZE = re.compile(r"([0-9]{1,5})[xX]([0-9]{1,5})")
 

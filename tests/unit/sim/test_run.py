@@ -22,12 +22,11 @@ from tests.unit.sim.kit import (
 from triptych.domain.media import MediaInfo, Modality
 from triptych.domain.stage import Role
 from triptych.sim.outcome import Outcome, waterfall
-from triptych.sim.prepare import TEMPLATE_TOKENS
 from triptych.sim.run import simulate
 from triptych.sim.scenario import Fault
 from triptych.testing.fakes import FAKE_MODEL
 from triptych.workload.report import Record
-from triptych.workload.requests import Distribution, Mix, Plan, Planned, Size, synthetic
+from triptych.workload.requests import TEMPLATE_TOKENS, Distribution, Mix, Plan, Planned, Size, synthetic
 
 pytestmark = pytest.mark.slow
 

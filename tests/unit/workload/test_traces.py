@@ -5,12 +5,16 @@ import gzip
 import json
 import os
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from triptych.workload.requests import Size, WorkloadError
+from triptych.workload.recorded import clip_of, line_of, parsed, seconds_of, size_of
+from triptych.workload.requests import Clip, Planned, Size, WorkloadError
 from triptych.workload.traces import Span, load
 
 AZURE = """TIMESTAMP,NumImages,ContextTokens,GeneratedTokens
@@ -82,6 +86,79 @@ def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv.gz"
     path.write_bytes(b"not gzip")
     with pytest.raises(WorkloadError, match=r"trace\.csv\.gz"):
+        load(path, Span(0, 60), None, random.Random(0))
+
+
+RECORDED = (
+    '{"arrival_s": 2.5, "text_tokens": 7, "output_tokens": 0, "outcome": "failed"}\n'
+    '{"arrival_s": 0.5, "text_tokens": 9, "output_tokens": 3, "images": ["8x6", "20x10"], "tenant": "tenant-1"}\n\n'
+    '{"arrival_s": 9, "text_tokens": 1, "output_tokens": 1, "videos": [{"size": "4x4", "seconds": 2, "frames_per_s": 5}],'
+    ' "sounds_s": [1.5]}\n'
+)
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_a_recording_is_replayed_by_arrival(tmp_path: Path, zipped: bool) -> None:
+    path = tmp_path / ("a.jsonl.gz" if zipped else "a.jsonl")
+    path.write_bytes(gzip.compress(RECORDED.encode()) if zipped else RECORDED.encode())
+    got = load(path, Span(0, 60), None, random.Random(0)).requests
+    assert got == [
+        Planned(0.5, 9, (Size(8, 6), Size(20, 10)), 3, tenant="tenant-1"),
+        Planned(2.5, 7, (), 1),
+        Planned(9.0, 1, (), 1, videos=(Clip(Size(4, 4), 2.0, 5),), sounds_s=(1.5,)),
+    ]
+    [later] = load(path, Span(2, 5), None, random.Random(0)).requests
+    assert later == Planned(0.5, 7, (), 1)
+    sized = load(path, Span(0, 60), Size(2, 2), random.Random(0)).requests
+    assert sized[0].images == (Size(2, 2),) * 2
+    assert load(path, Span(0, 60, rate=0.5), None, random.Random(0)).rate == 0.5
+
+
+@given(
+    st.builds(
+        Planned,
+        arrival_s=st.floats(0, 1e6).map(lambda at_s: round(at_s, 6)),
+        text_tokens=st.integers(0, 1000),
+        images=st.lists(st.builds(size_of, st.integers(-5, 99_999), st.integers(-5, 99_999)), max_size=3).map(tuple),
+        output_tokens=st.integers(1, 1000),
+        videos=st.lists(
+            st.builds(
+                clip_of,
+                st.builds(size_of, st.integers(0, 99), st.integers(0, 99)),
+                st.floats(0, 1e5).map(lambda seconds: round(seconds, 3)),
+                st.integers(0, 10**6),
+            ),
+            max_size=2,
+        ).map(tuple),
+        sounds_s=st.lists(st.floats(0, 1e5).map(lambda seconds: seconds_of(round(seconds, 3))), max_size=2).map(tuple),
+        tenant=st.sampled_from(["", "tenant-7"]),
+    )
+)
+def test_what_is_recorded_is_what_is_replayed(planned: Planned) -> None:
+    assert list(parsed("a", [line_of(planned, "done")])) == [planned]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{", "line 2: Expecting"),
+        ("[]", "line 2"),
+        ("{}", "arrival_s is missing"),
+        ('{"arrival_s": -1, "text_tokens": 1, "output_tokens": 1}', "arrival_s is not a number from 0"),
+        ('{"arrival_s": NaN, "text_tokens": 1, "output_tokens": 1}', "arrival_s is not a number from 0"),
+        ('{"arrival_s": 1, "text_tokens": 1.5, "output_tokens": 1}', "text_tokens is not a whole number"),
+        ('{"arrival_s": 1, "text_tokens": 1, "output_tokens": true}', "output_tokens is not a whole number"),
+        ('{"arrival_s": 1, "text_tokens": 1, "output_tokens": 1, "images": "8x8"}', "images is not a list"),
+        ('{"arrival_s": 1, "text_tokens": 1, "output_tokens": 1, "images": ["8"]}', "is not a size"),
+        ('{"arrival_s": 1, "text_tokens": 1, "output_tokens": 1, "images": [8]}', "line 2"),
+        ('{"arrival_s": 1, "text_tokens": 1, "output_tokens": 1, "videos": [{}]}', "line 2: size is missing"),
+        ('{"arrival_s": 1, "text_tokens": 1, "output_tokens": 1, "sounds_s": [0]}', "sounds_s is not a number"),
+    ],
+)
+def test_a_malformed_recording_is_refused_with_its_line(tmp_path: Path, line: str, said: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(RECORDED.splitlines()[0] + "\n" + line + "\n")
+    with pytest.raises(WorkloadError, match=re.escape(said)):
         load(path, Span(0, 60), None, random.Random(0))
 
 

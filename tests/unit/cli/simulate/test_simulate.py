@@ -73,7 +73,20 @@ def test_a_sweep_finds_the_goodput_over_several_seeds(config: Path, tmp_path: Pa
     ), "nothing is fetched"
 
 
-SEARCHED = ("--device", "l4", "--roles", "EPD:1", "--images", 2, "--output-tokens", 2, "--duration", 5, "--seeds", 2)
+SEARCHED: tuple[str | float, ...] = (
+    "--device",
+    "l4",
+    "--roles",
+    "EPD:1",
+    "--images",
+    2,
+    "--output-tokens",
+    2,
+    "--duration",
+    5,
+    "--seeds",
+    2,
+)
 
 
 def test_the_goodput_is_found_between_two_rates_with_its_interval(config: Path, tmp_path: Path) -> None:
