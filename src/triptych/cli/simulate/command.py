@@ -136,7 +136,8 @@ def _refuse_impossible(simulation: Simulation, cases: Sequence[Case]) -> None:
     for case in cases:
         requests = case.plan.requests
         if not any(planned.arrival_s >= simulation.warm_up_s for planned in requests):
-            raise WorkloadError(f"--warm-up {simulation.warm_up_s:g}: no request comes after it")
+            at = "" if case.rate is None else f" at {case.rate:g} requests/s"
+            raise WorkloadError(f"--warm-up {simulation.warm_up_s:g}: no request comes after it{at}")
         faults = [_fault_of(deployment, planned) for planned in requests[:_TRIED]]
         if all(faults):
             raise WorkloadError(f"no request can be served: {faults[0]}")
@@ -180,8 +181,13 @@ def _show(simulation: Simulation, outcomes: Sequence[Outcome], search: GoodputSe
             console.print(f"price at {outcome.rate:.3g} requests/s: {price}", soft_wrap=True)
     if (found := None if search is None else search.found()) is not None:
         console.print(str(found), soft_wrap=True)
+    print_effort(outcomes, console)
+
+
+def print_effort(outcomes: Sequence[Outcome], console: Console) -> None:
+    """How the runs came about, and what they took."""
     took_s = sum(outcome.took_s for outcome in outcomes)
-    requests = sum(report.requests for report in reports)
+    requests = sum(len(outcome.records) for outcome in outcomes)
     console.print(f"{requests} requests simulated by {MODE} in {took_s:.1f} s of CPU", style="dim")
 
 

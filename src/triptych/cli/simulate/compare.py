@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from triptych.cli.outcome import CliError
-from triptych.cli.simulate.command import INTERRUPTED, MODE, Outputs, Simulation, document_of, price_of
+from triptych.cli.simulate.command import INTERRUPTED, MODE, Outputs, Simulation, document_of, price_of, print_effort
 from triptych.cli.simulate.goodput import GoodputSearch
 from triptych.cli.simulate.runs import Ran, run_all
 from triptych.sim import html
@@ -135,7 +135,8 @@ def compare(pair: tuple[Compared, Compared], outputs: Outputs, console: Console)
     of_side = [[one for one in ran if side_of(one) == number] for number in range(len(pair))]
     found = _of_goodput(searches) if any(searches) else _differences(of_side)
     _show(pair, found, searches, console)
-    if any(of_side):
+    if ran:
+        print_effort([one.outcome for one in ran], console)
         _write(pair, of_side, found, searches, outputs, is_whole=is_whole)
     if not is_whole:
         raise KeyboardInterrupt

@@ -428,7 +428,7 @@ def test_the_commands_of_the_page_run(config: Path, tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "scenario.toml").write_text(next(text for kind, text in blocks if kind == "toml"))
     commands = [shlex.split(text.replace("\\\n", " ")) for kind, text in blocks if kind == "sh"]
-    assert len(commands) == 2
+    assert len(commands) == 3
     for program, command, *arguments in commands:
         assert (program, command) == ("triptych", "simulate")
         assert "requests simulated by services" in triptych(*arguments, "--duration", 4)
