@@ -268,7 +268,8 @@ def simulate(
             if scenario is not None:
                 raise CliError("--compare names the scenarios: leave out --scenario", caller=True)
             outputs = command.Outputs.checked(json_file, report, perfetto)
-            first, second = (Compared(path.name, _of_scenario(ctx, path)) for path in compare)
+            alike = compare[0].name == compare[1].name
+            first, second = (Compared(str(path) if alike else path.name, _of_scenario(ctx, path)) for path in compare)
             show_differences((first, second), outputs, plain_console())
             return None
         own = [name for option in ctx.command.params for name in option.opts]

@@ -144,7 +144,9 @@ def test_a_bracket_without_the_limit_is_refused_with_what_was_tried(
     config: Path, tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
     results = tmp_path / "results.json"
-    said = triptych(*("--model", config, *SEARCHED, *arguments, "--slo-ttft-ms", 2000, "--json", results), status=2)
+    said = triptych(
+        *("--model", config, *SEARCHED, "--duration", 3, *arguments, "--slo-ttft-ms", 2000, "--json", results), status=2
+    )
     assert message in said
     document = json.loads(results.read_text())
     assert (document["goodput"], document["goodput_rps"]) == (None, None)
