@@ -56,6 +56,7 @@ class History:
             position=start + len(chats),
             missed=start - wanted,
             chats=chats,
+            left=self._ended - start - len(chats),
             refused=self._refused,
             unprepared=self._unprepared,
             running_since_s=list(running_since_s),

@@ -92,7 +92,7 @@ class _Recording:
                 source.epoch, source.position, source.totals = document["epoch"], 0, {}
                 continue
             self._take(source, document, answered_s)
-            if not document["requests"]:
+            if not document["left"]:
                 return
 
     def _take(self, source: _Source, document: dict[str, Any], answered_s: float) -> None:
@@ -231,7 +231,7 @@ async def _recent(http: httpx.AsyncClient, url: str, position: int | None = None
         document = response.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         return f"it does not answer as the admin port of a router does: {error or type(error).__name__}"
-    is_known = isinstance(document, dict) and {"epoch", "position", "requests"} <= document.keys()
+    is_known = isinstance(document, dict) and {"epoch", "position", "left", "requests"} <= document.keys()
     return document if is_known else "it is not the admin port of a router"
 
 

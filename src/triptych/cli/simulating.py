@@ -257,7 +257,7 @@ def simulate(
     from triptych.cli.service_options import parse
     from triptych.cli.show import plain_console
     from triptych.cli.simulate import command
-    from triptych.cli.simulate.compare import Compared
+    from triptych.cli.simulate.compare import Side
     from triptych.cli.simulate.compare import compare as show_differences
     from triptych.cli.simulate.deployment import Hardware, deployment_of
     from triptych.workload.search import Bracket
@@ -269,7 +269,7 @@ def simulate(
                 raise CliError("--compare names the scenarios: leave out --scenario", caller=True)
             outputs = command.Outputs.checked(json_file, report, perfetto)
             alike = compare[0].name == compare[1].name
-            first, second = (Compared(str(path) if alike else path.name, _of_scenario(ctx, path)) for path in compare)
+            first, second = (Side(str(path) if alike else path.name, _of_scenario(ctx, path)) for path in compare)
             show_differences((first, second), outputs, plain_console())
             return None
         own = [name for option in ctx.command.params for name in option.opts]

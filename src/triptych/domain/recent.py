@@ -40,6 +40,8 @@ class RecentChats:
     missed: int
     """Chats since the position asked for that are no longer kept."""
     chats: Sequence[EndedChat]
+    left: int
+    """Further ones that are kept."""
     refused: int
     unprepared: int
     """Chats that failed or were cancelled before their sizes were known."""

@@ -53,7 +53,7 @@ def page(what: Page) -> str:
     """The whole document. Raises ImportError without matplotlib."""
     parts = [f"<h1>{escape(what.title)}</h1>"]
     parts += [f'<p class="note">{escape(note)}</p>' for note in what.notes]
-    parts += [f"<p>{escape(finding)}</p>" for finding in what.findings]
+    parts += [f"<p>{escape(finding)}</p>" for finding in what.findings if finding]
     if what.compared is not None:
         parts += [_table(what.compared.header, what.compared.rows), f'<p class="note">{escape(what.compared.note)}</p>']
     if len(what.runs) > 1:

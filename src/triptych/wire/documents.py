@@ -75,6 +75,7 @@ def recent_document(recent: RecentChats) -> dict[str, Any]:
     """Times are in seconds before now. Nothing of what a chat said is in it, nor a request id or a digest."""
     return {
         "position": recent.position,
+        "left": recent.left,
         "missed": recent.missed,
         "refused": recent.refused,
         "unprepared": recent.unprepared,

@@ -35,7 +35,7 @@ LONG_AGO = CHAT | {"came_s": 100.0}
 
 
 def answer(position: int, *requests: dict[str, Any], **others: Any) -> dict[str, Any]:
-    usual = {"epoch": 1, "missed": 0, "refused": 0, "unprepared": 0, "running_for_s": []}
+    usual = {"epoch": 1, "left": 0, "missed": 0, "refused": 0, "unprepared": 0, "running_for_s": []}
     return {**usual, "position": position, "requests": list(requests), **others}
 
 
@@ -104,7 +104,7 @@ def lines_of(out: Path) -> list[dict[str, Any]]:
 async def test_sizes_lengths_and_times_are_written_and_tenants_are_numbered(tmp_path: Path) -> None:
     video = {"size": [64, 32], "seconds": 2.0, "frames": 20}
     rich = CHAT | {"tenant": "bob", "videos": [video], "sounds_s": [1.5], "outcome": "cancelled", "choices": 3}
-    router = Router([answer(7), answer(9, CHAT, rich), answer(10, CHAT | {"tenant": ""}), answer(10)])
+    router = Router([answer(7), answer(9, CHAT, rich, left=1), answer(10, CHAT | {"tenant": ""}), answer(10)])
     lines, said, whole = await recorded(tmp_path / "a.jsonl", router)
     assert whole
     assert router.asked[:4] == [None, "7", "9", "10"]

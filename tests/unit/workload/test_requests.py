@@ -75,15 +75,15 @@ def test_plans_of_one_seed_are_the_same_draws_at_every_rate(burstiness: float) -
     mix = Mix(Distribution.parse("0,1,2"), Distribution.parse("5,9"), Distribution.parse("7,8"), Size(8, 8))
     slow, fast = (synthetic(mix, rate=rate, duration_s=40, burstiness=burstiness, rng=rng(3)) for rate in (2.0, 6.0))
     assert len(fast.requests) > 2 * len(slow.requests) > 80
-    for one, other in zip(slow.requests, fast.requests, strict=False):
-        assert replace(one, arrival_s=0.0) == replace(other, arrival_s=0.0)
-        assert one.arrival_s == pytest.approx(3 * other.arrival_s)
+    for late, early in zip(slow.requests, fast.requests, strict=False):
+        assert replace(late, arrival_s=0.0) == replace(early, arrival_s=0.0)
+        assert late.arrival_s == pytest.approx(3 * early.arrival_s)
 
 
 def test_another_distribution_of_one_part_leaves_the_other_parts_as_they_are() -> None:
     mix = Mix(Distribution.parse("1,2"), Distribution.parse("5,9"), Distribution.parse("7,8"), Size(8, 8))
     other = replace(mix, images=Distribution.parse("0,3,7"), videos=Distribution.parse("0,1"))
-    plans = [synthetic(one, rate=5, duration_s=40, burstiness=1, rng=rng()) for one in (mix, other)]
+    plans = [synthetic(drawn, rate=5, duration_s=40, burstiness=1, rng=rng()) for drawn in (mix, other)]
     parts = [
         [(request.arrival_s, request.text_tokens, request.output_tokens) for request in plan.requests] for plan in plans
     ]

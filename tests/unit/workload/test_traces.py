@@ -193,9 +193,9 @@ def test_a_client_has_the_same_draws_at_every_rate(tmp_path: Path) -> None:
     path = servegen(tmp_path, rows="0,5,2,Weibull,0.6,0.1329\n600,5,1,Gamma,1,0.2\n")
     recorded, fast = (load(path, Span(0, 300, rate=rate), None, random.Random(4)) for rate in (5, 10))
     assert len(fast.requests) > 1.5 * len(recorded.requests) > 1500
-    for one, other in zip(recorded.requests, fast.requests, strict=False):
-        assert replace(one, arrival_s=0.0) == replace(other, arrival_s=0.0)
-        assert one.arrival_s == pytest.approx(2 * other.arrival_s)
+    for late, early in zip(recorded.requests, fast.requests, strict=False):
+        assert replace(late, arrival_s=0.0) == replace(early, arrival_s=0.0)
+        assert late.arrival_s == pytest.approx(2 * early.arrival_s)
     sized = load(path, Span(0, 300, rate=5), Size(8, 8), random.Random(4))
     assert [request.output_tokens for request in sized.requests] == [
         request.output_tokens for request in recorded.requests

@@ -119,8 +119,8 @@ def run(simulation: Simulation, outputs: Outputs, console: Console) -> None:
     cases = simulation.first_cases(search, keeps_spans=outputs.trace is not None)
     for note in simulation.simulated.notes:
         console.print(note, soft_wrap=True, style="dim")
-    ran, is_whole = run_all(cases, console, lambda ended: simulation.next_case(search, ended))
-    outcomes = sorted((one.outcome for one in ran), key=lambda outcome: (outcome.rate, outcome.seed))
+    ran, is_whole = run_all(cases, console, lambda run: simulation.next_case(search, run))
+    outcomes = sorted((run.outcome for run in ran), key=lambda outcome: (outcome.rate, outcome.seed))
     if outcomes:
         _show(simulation, outcomes, search, console)
         _write(simulation, outcomes, search, outputs, is_whole=is_whole)

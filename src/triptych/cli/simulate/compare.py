@@ -20,7 +20,7 @@ _PAIRED = f"difference of the means, {CONFIDENCE:.0%} interval by Student's t ov
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class Side:
     """One of the two simulations, with the name of its file."""
 
     name: str
@@ -84,8 +84,8 @@ def _signed(form: Callable[[float], str], value: float) -> str:
     return f"+{form(value)}" if value > 0 else form(value)
 
 
-def _price(ran: Ran, report: Report) -> float | None:
-    price = price_of(ran.case.simulation, ran.outcome, report)
+def _price(run: Ran, report: Report) -> float | None:
+    price = price_of(run.case.simulation, run.outcome, report)
     return None if price is None else price.per_thousand_requests
 
 
@@ -110,51 +110,48 @@ _FIGURES = (
 _GOODPUT = "goodput, requests/s"
 
 
-def compare(pair: tuple[Compared, Compared], outputs: Outputs, console: Console) -> None:
+def compare(pair: tuple[Side, Side], outputs: Outputs, console: Console) -> None:
     """Run both, show and write their differences. Interrupted, it does so with what there is. Raises CliError, WorkloadError."""
     if outputs.trace is not None:
         raise CliError("--perfetto shows one run: leave it out with --compare", caller=True)
     _refuse_different(pair)
-    sides = [one.simulation for one in pair]
-    searches = [side.search() for side in sides]
+    searches = [side.simulation.search() for side in pair]
     cases = []
-    for one, search in zip(pair, searches, strict=True):
+    for side, search in zip(pair, searches, strict=True):
         try:
-            cases += one.simulation.first_cases(search)
+            cases += side.simulation.first_cases(search)
         except WorkloadError as error:
-            raise WorkloadError(f"{one.name}: {error}") from None
-        for note in one.simulation.simulated.notes:
-            console.print(f"{one.name}: {note}", soft_wrap=True, style="dim")
+            raise WorkloadError(f"{side.name}: {error}") from None
+        for note in side.simulation.simulated.notes:
+            console.print(f"{side.name}: {note}", soft_wrap=True, style="dim")
 
-    def side_of(ran: Ran) -> int:
-        return next(number for number, side in enumerate(sides) if side is ran.case.simulation)
+    def number_of(run: Ran) -> int:
+        return next(number for number, side in enumerate(pair) if side.simulation is run.case.simulation)
 
-    ran, is_whole = run_all(
-        cases, console, lambda ended: ended.case.simulation.next_case(searches[side_of(ended)], ended)
-    )
-    of_side = [[one for one in ran if side_of(one) == number] for number in range(len(pair))]
+    ran, is_whole = run_all(cases, console, lambda run: run.case.simulation.next_case(searches[number_of(run)], run))
+    of_side = [[run for run in ran if number_of(run) == number] for number in range(len(pair))]
     found = _of_goodput(searches) if any(searches) else _differences(of_side)
     _show(pair, found, searches, console)
     if ran:
-        print_effort([one.outcome for one in ran], console)
+        print_effort([run.outcome for run in ran], console)
         _write(pair, of_side, found, searches, outputs, is_whole=is_whole)
     if not is_whole:
         raise KeyboardInterrupt
-    for one, search in zip(pair, searches, strict=True):
+    for side, search in zip(pair, searches, strict=True):
         if search is not None and search.fault:
-            raise CliError(f"{one.name}: {search.fault}", caller=True)
+            raise CliError(f"{side.name}: {search.fault}", caller=True)
 
 
-def _refuse_different(pair: tuple[Compared, Compared]) -> None:
+def _refuse_different(pair: tuple[Side, Side]) -> None:
     """Raise CliError unless both simulations have the same requests, and the same rules by which they count."""
     names = ("seeds", "bracket", "objectives", "attainment", "timeout_s", "warm_up_s")
     facts = [
-        {field.name: getattr(one.simulation.workload, field.name) for field in fields(one.simulation.workload)}
-        | {name: getattr(one.simulation, name) for name in names}
-        for one in pair
+        {field.name: getattr(side.simulation.workload, field.name) for field in fields(side.simulation.workload)}
+        | {name: getattr(side.simulation, name) for name in names}
+        for side in pair
     ]
     if different := [name for name in facts[0] if facts[0][name] != facts[1][name]]:
-        first, second = (one.name for one in pair)
+        first, second = (side.name for side in pair)
         said = ", ".join(name.removesuffix("_s").replace("_", " ") for name in different)
         raise CliError(
             f"{first} and {second} have different workloads ({said}): give these options on the command line, for both",
@@ -164,8 +161,8 @@ def _refuse_different(pair: tuple[Compared, Compared]) -> None:
 
 def _differences(of_side: Sequence[Sequence[Ran]]) -> list[Difference]:
     known: list[dict[tuple[float, int], tuple[Ran, Report]]] = [
-        {(one.outcome.rate, one.case.seed): (one, one.case.simulation.report(one.outcome)) for one in side}
-        for side in of_side
+        {(run.outcome.rate, run.case.seed): (run, run.case.simulation.report(run.outcome)) for run in runs}
+        for runs in of_side
     ]
     both = sorted(known[0].keys() & known[1].keys())
     found = []
@@ -201,13 +198,13 @@ def _paired(
     ]
 
 
-def _header(pair: tuple[Compared, Compared]) -> tuple[str, ...]:
-    first, second = (one.name for one in pair)
+def _header(pair: tuple[Side, Side]) -> tuple[str, ...]:
+    first, second = (side.name for side in pair)
     return ("requests/s", "", first, second, f"{second} - {first}", f"{CONFIDENCE:.0%} interval")
 
 
 def _show(
-    pair: tuple[Compared, Compared],
+    pair: tuple[Side, Side],
     found: Sequence[Difference],
     searches: Sequence[GoodputSearch | None],
     console: Console,
@@ -220,13 +217,13 @@ def _show(
         seeds = pair[0].simulation.seeds
         how = _PAIRED if seeds > 1 else "one seed has no interval: --seeds 5 gives one"
         console.print(f"the same requests in both, seeds: {seeds}; {how}", soft_wrap=True, style="dim")
-    for one, search in zip(pair, searches, strict=True):
+    for side, search in zip(pair, searches, strict=True):
         if search is not None and search.found() is not None:
-            console.print(f"{one.name}: {search.finding}", soft_wrap=True)
+            console.print(f"{side.name}: {search.finding}", soft_wrap=True)
 
 
 def _write(
-    pair: tuple[Compared, Compared],
+    pair: tuple[Side, Side],
     of_side: Sequence[Sequence[Ran]],
     found: Sequence[Difference],
     searches: Sequence[GoodputSearch | None],
@@ -238,27 +235,27 @@ def _write(
     document: Mapping[str, Any] = {
         "mode": MODE,
         "interrupted": not is_whole,
-        "compared": [one.name for one in pair],
+        "compared": [side.name for side in pair],
         "method": _PAIRED,
         "differences": [difference.document() for difference in found],
         "simulations": [
-            document_of(one.simulation, [ran.outcome for ran in side], search, is_whole=is_whole)
-            for one, side, search in zip(pair, of_side, searches, strict=True)
+            document_of(side.simulation, [run.outcome for run in runs], search, is_whole=is_whole)
+            for side, runs, search in zip(pair, of_side, searches, strict=True)
         ],
     }
     first, second = pair
     names = dict.fromkeys((*first.simulation.settings, *second.simulation.settings))
     settings = {
-        name: " | ".join(dict.fromkeys(one.simulation.settings.get(name, "-") for one in pair)) for name in names
+        name: " | ".join(dict.fromkeys(side.simulation.settings.get(name, "-") for side in pair)) for name in names
     }
-    notes = [f"{one.name}: {note}" for one in pair for note in one.simulation.simulated.notes]
+    notes = [f"{side.name}: {note}" for side in pair for note in side.simulation.simulated.notes]
     page = html.Page(
         f"{first.name} and {second.name} compared",
         settings,
         (f"simulated by {MODE}", *notes, *(() if is_whole else (INTERRUPTED,))),
         first.simulation.objectives,
         {**first.simulation.simulated.prices, **second.simulation.simulated.prices},
-        [f"{one.name}: {search.finding}" for one, search in zip(pair, searches, strict=True) if search is not None],
+        [f"{side.name}: {search.finding}" for side, search in zip(pair, searches, strict=True) if search is not None],
         (),
         html.Grid(_header(pair), [difference.cells for difference in found], _PAIRED),
     )

@@ -126,10 +126,10 @@ def test_runs_of_a_seed_have_the_same_requests_at_every_rate_and_in_every_cluste
     slow = runs[0]["requests"]
     for run in runs[1:]:
         assert len(run["requests"]) >= len(slow) > 8
-        for one, other in zip(slow, run["requests"], strict=False):
-            assert other["arrival_s"] * run["rate"] == pytest.approx(one["arrival_s"] * 2, abs=1e-4)
-            assert [other[part] for part in ("kind", "prompt_tokens", "tokens")] == [
-                one[part] for part in ("kind", "prompt_tokens", "tokens")
+        for first, request in zip(slow, run["requests"], strict=False):
+            assert request["arrival_s"] * run["rate"] == pytest.approx(first["arrival_s"] * 2, abs=1e-4)
+            assert [request[part] for part in ("kind", "prompt_tokens", "tokens")] == [
+                first[part] for part in ("kind", "prompt_tokens", "tokens")
             ]
 
 

@@ -186,7 +186,7 @@ async def test_ended_chats_are_told_without_contents_and_those_no_longer_kept_ar
             await collect(router, ask(f"r{number}"))
         await asyncio.sleep(2)
         recent = router.recent_chats(1)
-        assert (recent.position, recent.missed, len(recent.chats)) == (4, 1, 2)
+        assert (recent.position, recent.missed, len(recent.chats), recent.left) == (4, 1, 2, 0)
         assert router.recent_chats(4).chats == router.recent_chats(9).chats == router.recent_chats(None).chats == []
 
 
