@@ -16,6 +16,7 @@ from triptych.ports import Router
 from triptych.rpc.routers import Routers
 from triptych.rpc.stubs import PoolManagerStub, RouterStub
 from triptych.runtime import open_files
+from triptych.runtime.admin import Query
 from triptych.runtime.clock import monotonic
 from triptych.runtime.host import instance_name, new_epoch
 from triptych.runtime.managed_membership import ManagedMembership, membership_gauges
@@ -172,7 +173,7 @@ async def serve(
     )
     observe.watch(telemetry.metrics, gateway.admission, gateway.shedding)
 
-    async def instances() -> object:
+    async def instances(_: Query) -> object:
         return (await gateway.readiness()).instances
 
     telemetry.show("/instances", instances)

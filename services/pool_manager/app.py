@@ -7,6 +7,7 @@ from triptych.domain.pool_sizes import MAX_POOL_SIZE
 from triptych.ports import Scaler, Store
 from triptych.rpc.app import RpcApp, server_of
 from triptych.rpc.stubs import ScalerStub
+from triptych.runtime.admin import Query
 from triptych.runtime.clock import hours
 from triptych.runtime.host import machine_name, new_epoch
 from triptych.runtime.process import CannotStart, known_profiles, tls_identity
@@ -55,7 +56,7 @@ async def app(
         )
         watch(telemetry.metrics, service)
 
-        async def pools() -> object:
+        async def pools(_: Query) -> object:
             return manager_document(await service.status())
 
         telemetry.show("/pools", pools)

@@ -11,6 +11,7 @@ from triptych.ports import Membership, Offload
 from triptych.rpc.app import RpcApp, server_of
 from triptych.rpc.registered import registered
 from triptych.rpc.stubs import InstanceStub, PoolManagerStub
+from triptych.runtime.admin import Query
 from triptych.runtime.host import instance_name, new_epoch
 from triptych.runtime.hub import model_directory, served_name
 from triptych.runtime.metrics import Metrics
@@ -20,6 +21,7 @@ from triptych.runtime.tls import TlsIdentity
 from triptych.runtime.world import World, real_world
 from triptych.tokens.grammar import Grammars
 from triptych.tokens.prompt import PromptBuilder
+from triptych.wire.documents import recent_document
 
 from .build import build, managed_membership
 from .gauges import watch
@@ -60,6 +62,13 @@ async def app(settings: RouterSettings, telemetry: Telemetry | None = None) -> A
         )
         stack.callback(service.close)
         watch(telemetry.metrics, service)
+
+        async def requests(query: Query) -> object:
+            position = query.get("after", "")
+            recent = service.recent_chats(int(position) if position.isdecimal() else None)
+            return {"epoch": epoch, **recent_document(recent)}
+
+        telemetry.show("/requests", requests)
         register = RouterServicer(service).register
         server = await stack.enter_async_context(
             server_of(settings, (SERVICE_NAME,), register, telemetry=telemetry, tls=tls)

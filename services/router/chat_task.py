@@ -12,6 +12,7 @@ from triptych.domain.embedding import LeaseId
 from triptych.domain.generation import KvTransferred, Ready, TextEvent, TextRequest, Usage
 from triptych.domain.item_plan import ItemPlan
 from triptych.domain.kv_segment import KvPlacement
+from triptych.domain.recent import ChatShape
 from triptych.domain.sampling import SamplingParams
 from triptych.errors import InstanceLost, Overloaded, TriptychError
 from triptych.machine.router.attainment import Gaps
@@ -82,6 +83,8 @@ class ChatTask(RequestTask):
         """Set by ``_prepare``."""
         self._sampling = request.sampling
         self._answer: Answer | None = None
+        self.shape: ChatShape | None = None
+        """Its sizes, once it is prepared."""
         self.refusal: Overloaded | None = None
         """Why it was refused once it had been prepared, if it was."""
 
@@ -108,6 +111,12 @@ class ChatTask(RequestTask):
             with tracing.child("prepare"):
                 self._prompted = await self._offload.run(self._prepare_request, self.request, self._model)
             prompt_tokens = len(self._prompted.token_ids)
+            self.shape = ChatShape(
+                prompt_tokens,
+                sum([item.tokens for item in self._prompted.items]),
+                tuple([item.info for item in self._prompted.items]),
+                self.request.sampling.n,
+            )
             self._sampling = admission.complete(
                 self._prompted.sampling,
                 prompt_tokens=prompt_tokens,
@@ -129,7 +138,7 @@ class ChatTask(RequestTask):
                 self.number,
                 self._prompted.items,
                 prompt_tokens,
-                self._clock() - self._started_s,
+                self._clock() - self.started_s,
                 self.request.priority,
                 begun=bool(self.request.continued),
                 answer_tokens=self._sampling.n * self._expected_tokens(),

@@ -113,7 +113,8 @@ class RequestTask(ABC):
         self._deadline_s = admitted.deadline_s
         self._cluster = cluster
         self._clock = clock
-        self._started_s = clock()
+        self.started_s = clock()
+        """When it was admitted; for reading."""
         self._events: deque[RequestEvent] = deque()
         self._feeding = False
         self._over = asyncio.Event()

@@ -11,6 +11,7 @@ from triptych.domain.embedding import LEASE_ID_NBYTES, LeaseId
 from triptych.domain.generation import ChatEvent
 from triptych.domain.instance import InstanceLoad, ModelInfo
 from triptych.domain.item_plan import ItemPlan
+from triptych.domain.recent import EndedChat, RecentChats
 from triptych.domain.resolving import ResolvedItem, ResolveRequest
 from triptych.domain.slo import Isolated, Slo
 from triptych.domain.stage import ModelPart
@@ -247,6 +248,11 @@ class RouterService:
             raise NotFound("the request is unknown, or its timeline was dropped", param="request_id")
         return timeline
 
+    def recent_chats(self, position: int | None) -> RecentChats:
+        """The chats that have ended since a position in their order, or none yet without one."""
+        running_since_s = (task.started_s for task in self._requests if isinstance(task, ChatTask))
+        return self._history.since(position, running_since_s, self._clock())
+
     async def readiness(self) -> Readiness:
         """While draining, the router itself counts as missing."""
         readiness = self._cluster.machine.instances.readiness()
@@ -393,6 +399,10 @@ class RouterService:
             self._refused(task.refusal, is_chat=True)
             return
         if isinstance(task, ChatTask):
+            if task.shape is None:
+                self._history.count_unprepared()
+            else:
+                self._history.add_chat(EndedChat(task.started_s, task.tenant.name, task.shape, timeline))
             self.attainment.ended(task.number, timeline)
             self._record.ended(timeline, task.finish_reason)
         else:
@@ -402,6 +412,7 @@ class RouterService:
         self._record.refused(error)
         if is_chat:
             self.attainment.refused(error)
+            self._history.count_refused()
 
     def _check(self, request: ChatRequest) -> int:
         """Raise if the request cannot be admitted; else return the bytes of its media."""

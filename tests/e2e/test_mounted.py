@@ -13,3 +13,6 @@ async def test_a_mounted_router_answers_as_a_separate_one() -> None:
         router = RouterStub(cluster.router_target)
         assert (await stream(router, "by-grpc", TWO)).token_ids == answer(TWO).token_ids
         await router.close()
+        async with rest(cluster.admin_urls["gateway"]) as admin:
+            recent = (await admin.get("/requests?after=0")).json()["requests"]
+        assert [len(chat["images"]) for chat in recent] == [2, 2], "of the router, by the gateway's admin port"

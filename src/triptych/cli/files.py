@@ -1,7 +1,9 @@
-"""Files attached to a question on the command line."""
+"""Files on the command line: those to read, and those to write at the end."""
 
+import importlib.util
 import os
 import re
+from collections.abc import Container, Mapping
 from pathlib import Path
 
 from triptych.cli.outcome import CliError
@@ -28,3 +30,28 @@ def local_file(named: str | Path) -> Path:
     if not os.access(path, os.R_OK):
         raise CliError(f"{name} cannot be read: Permission denied", caller=True)
     return path
+
+
+def make_room(outputs: Mapping[str, Path | None], drawn: Container[str] = ()) -> None:
+    """Make the directories of files that are going to be written, and nothing else. Raises CliError where one cannot be written.
+
+    ``outputs`` are by option; those of options in ``drawn`` need matplotlib.
+    """
+    given = {option: path for option, path in outputs.items() if path is not None}
+    for option in given:
+        if option in drawn and importlib.util.find_spec("matplotlib") is None:
+            raise CliError(f"{option} needs matplotlib: install Triptych's extra 'bench'", caller=True)
+    if len({path.absolute() for path in given.values()}) < len(given):
+        raise CliError(f"{', '.join(given)}: each needs a file of its own, two name one file", caller=True)
+    for option, path in given.items():
+        directory = path.absolute().parent
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise CliError(
+                f"{option}: cannot write {path}: a file is where its directory would be", caller=True
+            ) from None
+        except OSError as error:
+            raise CliError(f"{option}: cannot write {path}: {error.strerror}", caller=True) from None
+        if not os.access(path if path.exists() else directory, os.W_OK):
+            raise CliError(f"{option}: cannot write {path}: Permission denied", caller=True)

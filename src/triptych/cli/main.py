@@ -46,6 +46,7 @@ app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
 )(starting.up)
 app.command(
+    cls=simulating.ReadAgain,
     epilog=simulating.EXAMPLES,
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
 )(simulating.simulate)

@@ -5,17 +5,15 @@ from typing import Annotated, Literal
 
 import typer
 
-from triptych.cli.options import DEFAULT_URL, ApiKey, Url, failures, run
+from triptych.cli.offered import WEEK_S, Offered, offered
+from triptych.cli.options import DEFAULT_URL, ApiKey, Url, failures, run, taking
 from triptych.cli.outcome import CliError
-from triptych.domain.bounds import MAX_INT31
 from triptych.domain.slo import USUAL_FACTOR
 from triptych.domain.stage import ModelPart
-from triptych.workload.requests import MAX_CLIP_S
 
 commands = typer.Typer()
 
-_WEEK_S = 7 * 86_400.0
-_YEAR_S = 366 * 86_400.0
+_USUAL_KV_CACHE_MIB = 256
 
 Catalogue = Annotated[
     Path | None,
@@ -34,57 +32,15 @@ Catalogue = Annotated[
     "- `triptych bench --trace traces/servegen-mm-image --start 36000 --duration 60 --rate 4`\n\n"
     "- `triptych bench --url https://other.example/v1 --api-key KEY --model NAME` loads any OpenAI endpoint"
 )
+@taking("load", offered, duration=30.0, text_tokens="32", output_tokens="32")
 def bench(
+    load: Offered,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
     model: Annotated[str | None, typer.Option(help="Model to ask; by default the first that is served.")] = None,
-    rate: Annotated[
-        float | None, typer.Option(min=0.001, max=1e6, help="Requests per second.", show_default=False)
-    ] = None,
-    sweep: Annotated[
-        str | None, typer.Option(help="Several rates, one run each: `1,2,4,8`.", show_default=False)
-    ] = None,
-    duration: Annotated[
-        float, typer.Option(min=0.1, max=_WEEK_S, help="Seconds during which requests arrive, per run.")
-    ] = 30.0,
-    burstiness: Annotated[
-        float,
-        typer.Option(
-            min=0, max=100, help="Squared coefficient of variation of arrival gaps: 0 even, 1 Poisson, above 1 bursts."
-        ),
-    ] = 1.0,
-    images: Annotated[str, typer.Option(help="Images per request: a number, or `VALUE:WEIGHT,...`.")] = "1",
-    image_size: Annotated[
-        str | None,
-        typer.Option(help="Pixels, `WIDTHxHEIGHT`; by default 336x336, or as in the trace.", show_default=False),
-    ] = None,
-    videos: Annotated[str, typer.Option(help="Videos per request: a number, or `VALUE:WEIGHT,...`.")] = "0",
-    video_size: Annotated[str, typer.Option(help="Pixels of a frame, `WIDTHxHEIGHT`.")] = "224x224",
-    video_seconds: Annotated[float, typer.Option(min=0.1, max=MAX_CLIP_S, help="Length of a video.")] = 4.0,
-    sounds: Annotated[str, typer.Option(help="Sounds per request: a number, or `VALUE:WEIGHT,...`.")] = "0",
-    sound_seconds: Annotated[float, typer.Option(min=0.1, max=MAX_CLIP_S, help="Length of a sound.")] = 5.0,
-    text_tokens: Annotated[str, typer.Option(help="Words of text per request, about a token each.")] = "32",
-    output_tokens: Annotated[str, typer.Option(help="Longest answer, in tokens.")] = "32",
     ignore_eos: Annotated[
         bool, typer.Option("--ignore-eos", help="Generate exactly that many tokens (vLLM's extension of the API).")
     ] = False,
-    trace: Annotated[
-        Path | None,
-        typer.Option(exists=True, help="A ServeGen directory, or a CSV of Azure's LMM trace.", show_default=False),
-    ] = None,
-    start: Annotated[float, typer.Option(min=0, max=_YEAR_S, help="Start position in the trace, in seconds.")] = 0.0,
-    slo_ttft_ms: Annotated[
-        float | None, typer.Option(min=0, max=_WEEK_S * 1000, help="SLO: time to first token.")
-    ] = None,
-    slo_tpot_ms: Annotated[
-        float | None, typer.Option(min=0, max=_WEEK_S * 1000, help="SLO: time per output token after the first.")
-    ] = None,
-    attainment: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of requests that must meet the SLOs, for goodput.")
-    ] = 0.9,
-    timeout: Annotated[
-        float, typer.Option(min=0.1, max=_WEEK_S, help="Seconds until a request counts as failed.")
-    ] = 300.0,
     max_in_flight: Annotated[
         int,
         typer.Option(
@@ -97,9 +53,6 @@ def bench(
     plot: Annotated[
         Path | None, typer.Option(help="Write plots to this PNG (needs extra *bench*).", dir_okay=False)
     ] = None,
-    seed: Annotated[
-        int, typer.Option(min=-MAX_INT31, max=MAX_INT31, help="Random seed; the same seed generates the same requests.")
-    ] = 0,
 ) -> None:
     """Load any OpenAI endpoint and measure it: TTFT, TPOT, SLO attainment, goodput.
 
@@ -110,28 +63,15 @@ def bench(
     from triptych.cli.bench import command
     from triptych.cli.bench.load import Endpoint
     from triptych.cli.show import plain_console
-    from triptych.workload.report import Objectives
-    from triptych.workload.workload import Workload
 
     with failures():
         job = command.Bench(
-            endpoint=Endpoint(url, api_key, timeout, max_in_flight),
+            endpoint=Endpoint(url, api_key, load.timeout_s, max_in_flight),
             model=model,
-            workload=Workload.from_options(
-                mix=(images, text_tokens, output_tokens),
-                image_size=image_size,
-                clips=(videos, video_size, video_seconds),
-                sounds=(sounds, sound_seconds),
-                trace=trace,
-                rates=(rate, sweep),
-                start_s=start,
-                duration_s=duration,
-                burstiness=burstiness,
-                seed=seed,
-            ),
+            workload=load.workload,
             ignore_eos=ignore_eos,
-            objectives=Objectives.of_ms(slo_ttft_ms, slo_tpot_ms),
-            attainment=attainment,
+            objectives=load.objectives,
+            attainment=load.attainment,
         )
         outputs = command.Outputs.checked(json_file, plot)
     succeeded = run(command.bench_and_write(job, outputs, plain_console()))
@@ -168,13 +108,21 @@ def profile(
         str, typer.Option(help="*cpu* or *cuda*; with --analytic a device of `triptych devices`.")
     ] = "cpu",
     threads: Annotated[int, typer.Option(min=1, max=256, help="Compute threads.")] = 1,
-    kv_cache_mib: Annotated[int, typer.Option(min=1, max=1 << 24, help="KV memory of the decoder, in MiB.")] = 256,
-    slo_factor: Annotated[
-        float,
+    kv_cache_mib: Annotated[
+        int | None,
         typer.Option(
-            min=1, max=1e6, help="Objectives of the load search, as a multiple of the latencies without load."
+            min=1, max=1 << 24, help="KV memory of the decoder, in MiB.", show_default=str(_USUAL_KV_CACHE_MIB)
         ),
-    ] = USUAL_FACTOR,
+    ] = None,
+    slo_factor: Annotated[
+        float | None,
+        typer.Option(
+            min=1,
+            max=1e6,
+            help="Objectives of the load search, as a multiple of the latencies without load.",
+            show_default=f"{USUAL_FACTOR:g}",
+        ),
+    ] = None,
     plot: Annotated[bool, typer.Option("--plot", help="Also write plots as PNG (needs extra *bench*).")] = False,
     analytic: Annotated[
         bool,
@@ -212,9 +160,16 @@ def profile(
         if analytic:
             from triptych.cli.profile.analytic import AnalyticJob, compute
 
-            if quick or plot:
+            measured = {
+                "--quick": quick,
+                "--plot": plot,
+                "--kv-cache-mib": kv_cache_mib is not None,
+                "--slo-factor": slo_factor is not None,
+            }
+            if given := [option for option, is_given in measured.items() if is_given]:
                 raise CliError(
-                    "--quick and --plot are for measured profiles: leave them out with --analytic", caller=True
+                    f"{' and '.join(given)} would have no effect: leave out with --analytic what is for measuring",
+                    caller=True,
                 )
             if calibrate_model is not None and calibrate is None:
                 raise CliError("--calibrate-model goes with --calibrate", caller=True)
@@ -242,8 +197,8 @@ def profile(
             dtype or "float32",
             device,
             threads,
-            kv_cache_mib << 20,
-            slo_factor,
+            (kv_cache_mib or _USUAL_KV_CACHE_MIB) << 20,
+            slo_factor or USUAL_FACTOR,
             plot,
         )
         steady = measure(job, plain_console())
@@ -266,3 +221,42 @@ def devices(
 
     with failures():
         show(name, catalogue, plain_console(), as_json=as_json)
+
+
+workload = typer.Typer(no_args_is_help=True, help="Workloads of live clusters.")
+commands.add_typer(workload, name="workload")
+
+
+@workload.command(
+    epilog="Examples:\n\n- `triptych workload record monday.jsonl` follows a local cluster until Ctrl-C\n\n"
+    "- `triptych workload record burst.jsonl --duration 600 --admin http://10.0.0.4:9100`\n\n"
+    "- `triptych simulate --trace burst.jsonl --duration 600` then replays it, as does `triptych bench`"
+)
+def record(
+    out: Annotated[Path, typer.Argument(metavar="FILE.jsonl", dir_okay=False, help="File to write.")],
+    url: Url = DEFAULT_URL,
+    admin: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Admin port of a router; may be repeated. By default those of the local *triptych up*.",
+            show_default=False,
+        ),
+    ] = None,
+    duration: Annotated[
+        float | None,
+        typer.Option(min=1, max=WEEK_S, help="Seconds to record; by default until Ctrl-C.", show_default=False),
+    ] = None,
+) -> None:
+    """Record the requests of a live cluster: when they come, the sizes of what they have, and the lengths of their answers.
+
+    What they say is not recorded, and tenants are numbered. A line is written when a request has ended. What is not in the file
+    is counted; the exit status is 1 if something was missed.
+    """
+    from triptych.cli.recorder import Job
+    from triptych.cli.recorder import record as follow
+    from triptych.cli.show import plain_console
+
+    job = Job(out, url, tuple(admin or ()), duration)
+    with failures():
+        job.check()
+    raise typer.Exit(0 if run(follow(job, plain_console())) else 1)

@@ -72,20 +72,34 @@ def managers(
         raise CliError(str(error), caller=True) from None
 
 
-def of_managers(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose first parameter is what ``managers`` returns, with the options of ``managers`` after its own."""
-    own_parameters = list(inspect.signature(command).parameters.values())[1:]
-    shared = list(inspect.signature(managers).parameters.values())
+def taking(parameter: str, make: Callable[..., Any], **defaults: Any) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """A decorator for commands: ``parameter`` becomes what ``make`` returns, whose options come after the command's own.
 
-    def with_options(**given: Any) -> None:
-        with failures():
-            known = managers(**{option.name: given.pop(option.name) for option in shared})
-        command(known, **given)
+    ``defaults`` replace those of ``make``.
+    """
+    shared = [
+        option.replace(default=defaults.get(option.name, option.default))
+        for option in inspect.signature(make).parameters.values()
+    ]
 
-    with_options.__name__, with_options.__doc__ = command.__name__, command.__doc__
-    with_options.__annotations__ = {}
-    with_options.__signature__ = inspect.Signature([*own_parameters, *shared])  # type: ignore[attr-defined]
-    return with_options
+    def decorate(command: Callable[..., T]) -> Callable[..., T]:
+        own = [option for option in inspect.signature(command).parameters.values() if option.name != parameter]
+
+        def with_options(**given: Any) -> T:
+            with failures():
+                made = make(**{option.name: given.pop(option.name) for option in shared})
+            return command(**{parameter: made}, **given)
+
+        with_options.__name__, with_options.__doc__ = command.__name__, command.__doc__
+        with_options.__annotations__ = {}
+        with_options.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
+        return with_options
+
+    return decorate
+
+
+of_managers = taking("known", managers)
+"""The decorator of commands whose parameter ``known`` is what ``managers`` returns."""
 
 
 class failures:  # noqa: N801 - used as a statement

@@ -1,29 +1,66 @@
 """The command ``simulate``. Its heavy imports wait until it runs."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer.core import TyperCommand
 
-from triptych.cli.options import failures
+from triptych.cli.offered import WEEK_S, Offered, gives_way, offered
+from triptych.cli.options import failures, taking
 from triptych.cli.outcome import CliError
 from triptych.cli.placement import DEFAULT_ROLES
 from triptych.cli.presets import PresetName
-from triptych.domain.bounds import MAX_INT31
-from triptych.workload.requests import MAX_CLIP_S
+
+if TYPE_CHECKING:
+    from triptych.cli.simulate.command import Simulation
 
 EXAMPLES = (
     "Examples:\n\n- `triptych simulate --model config.json --device a100-80 --preset epd --rate 4`\n\n"
     "- `triptych simulate --model ~/models/qwen --device E=l4,PD=h100 --roles E:4,PD:2 --sweep 2,4,8 --slo-ttft-ms 2000`\n\n"
     "- `triptych simulate --profiles profiles --roles E:2,PD:1 --rate 2 --report simulation.html` uses measured profiles\n\n"
-    "- `triptych simulate --scenario scenario.toml --rate 8` reads options from a file, and overrides one"
+    "- `triptych simulate --scenario scenario.toml --rate 8` reads options from a file, and overrides one\n\n"
+    "- `triptych simulate --device h100 --goodput 1..64 --slo-ttft-ms 2000` finds the highest rate within the objective\n\n"
+    "- `triptych simulate --compare a.toml b.toml --rate 4` shows the differences of two scenarios"
 )
-_WEEK_S = 7 * 86_400.0
 _MAX_FILE_NBYTES = 1 << 20
+_SEVERAL = 5
+"""Seeds of a result with an interval."""
+_NOT_IN_A_FILE = ("scenario", "compare")
 _LOAD = "Workload"
 _WHERE = "Deployment"
 _OUT = "Output"
+
+
+@dataclass(slots=True)
+class _Parsed:
+    """What one reading of the command line leaves beside the values of its options."""
+
+    line: list[str] = field(default_factory=list)
+    service_flags: list[str] = field(default_factory=list)
+    """Options of services in the file."""
+    is_compared: bool = False
+    """It is one of two scenarios to compare, and its caller runs it."""
+
+
+class ReadAgain(TyperCommand):
+    """A command whose line can be read again, with another file of options."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.obj = ctx.obj or _Parsed()
+        ctx.obj.line = list(args)
+        return super().parse_args(ctx, args)
+
+    def read_again(self, ctx: Any, scenario: Path) -> "Simulation":
+        """What the line says with this file in place of those to compare."""
+        again = self.make_context(
+            ctx.info_name, [*ctx.obj.line, f"--scenario={scenario}"], ctx.parent, obj=_Parsed(is_compared=True)
+        )
+        with again:
+            simulation: Simulation = self.invoke(again)
+        return simulation
 
 
 def _read_scenario(ctx: typer.Context, scenario: Path | None) -> Path | None:
@@ -41,14 +78,14 @@ def _read_scenario(ctx: typer.Context, scenario: Path | None) -> Path | None:
             name.removeprefix("--").replace("-", "_"): option for option in ctx.command.params for name in option.opts
         }
         defaults: dict[str, Any] = {}
-        flags: list[str] = []
         for name, value in _flat(scenario, document):
+            if name in _NOT_IN_A_FILE:
+                raise CliError(f"{scenario}: {name} is an option of the command line alone", caller=True)
             if (option := known.get(name)) is not None and option.name is not None:
                 defaults[option.name] = _default(value, several=option.nargs != 1 or getattr(option, "multiple", False))
             else:
-                flags += _flags(name, value)
+                ctx.obj.service_flags += _flags(name, value)
         ctx.default_map = {**(ctx.default_map or {}), **defaults}
-        ctx.meta["scenario"] = flags
     return scenario
 
 
@@ -82,13 +119,10 @@ def _flags(name: str, value: Any) -> list[str]:
     return [f"--{dashed}={text}"]
 
 
-def _of_file(ctx: typer.Context, name: str) -> bool:
-    source = ctx.get_parameter_source(name)
-    return source is not None and source.name == "DEFAULT_MAP"
-
-
+@taking("load", offered)
 def simulate(
     ctx: typer.Context,
+    load: Offered,
     scenario: Annotated[
         Path | None,
         typer.Option(
@@ -168,75 +202,40 @@ def simulate(
             rich_help_panel=_WHERE,
         ),
     ] = None,
-    rate: Annotated[
-        float | None,
-        typer.Option(min=0.001, max=1e6, help="Requests per second.", show_default=False, rich_help_panel=_LOAD),
-    ] = None,
-    sweep: Annotated[
-        str | None, typer.Option(help="Several rates: `1,2,4,8`.", show_default=False, rich_help_panel=_LOAD)
-    ] = None,
-    duration: Annotated[
-        float, typer.Option(min=0.1, max=_WEEK_S, help="Seconds during which requests arrive.", rich_help_panel=_LOAD)
-    ] = 120.0,
-    burstiness: Annotated[
-        float,
+    goodput: Annotated[
+        str | None,
         typer.Option(
-            min=0,
-            max=100,
-            help="Squared coefficient of variation of arrival gaps: 0 even, 1 Poisson.",
+            metavar="LEAST..HIGHEST",
+            callback=gives_way,
+            help="Look for the goodput between two rates, in place of --rate.",
+            show_default=False,
             rich_help_panel=_LOAD,
         ),
-    ] = 1.0,
-    images: Annotated[
-        str, typer.Option(help="Images per request: a number, or `VALUE:WEIGHT,...`.", rich_help_panel=_LOAD)
-    ] = "1",
-    image_size: Annotated[
-        str | None, typer.Option(help="Pixels, `WIDTHxHEIGHT`.", show_default="336x336", rich_help_panel=_LOAD)
     ] = None,
-    videos: Annotated[str, typer.Option(help="Videos per request.", rich_help_panel=_LOAD)] = "0",
-    video_size: Annotated[str, typer.Option(help="Pixels of a frame.", rich_help_panel=_LOAD)] = "224x224",
-    video_seconds: Annotated[
-        float, typer.Option(min=0.1, max=MAX_CLIP_S, help="Length of a video.", rich_help_panel=_LOAD)
-    ] = 4.0,
-    sounds: Annotated[str, typer.Option(help="Sounds per request.", rich_help_panel=_LOAD)] = "0",
-    sound_seconds: Annotated[
-        float, typer.Option(min=0.1, max=MAX_CLIP_S, help="Length of a sound.", rich_help_panel=_LOAD)
-    ] = 5.0,
-    text_tokens: Annotated[str, typer.Option(help="Tokens of text per request.", rich_help_panel=_LOAD)] = "64",
-    output_tokens: Annotated[str, typer.Option(help="Tokens of an answer.", rich_help_panel=_LOAD)] = "128",
-    trace: Annotated[
-        Path | None,
-        typer.Option(exists=True, help="A ServeGen directory, or a CSV of Azure's LMM trace.", rich_help_panel=_LOAD),
-    ] = None,
-    start: Annotated[float, typer.Option(min=0, help="Start in the trace, seconds.", rich_help_panel=_LOAD)] = 0.0,
-    seed: Annotated[int, typer.Option(min=-MAX_INT31, max=MAX_INT31, help="Random seed.", rich_help_panel=_LOAD)] = 0,
     seeds: Annotated[
-        int,
+        int | None,
         typer.Option(
-            min=1, max=1000, help="Runs of each rate, with this seed and those after it.", rich_help_panel=_LOAD
+            min=1,
+            max=1000,
+            help="Runs of each rate, with --seed and the seeds after it.",
+            show_default="1, or 5 with --goodput or --compare",
+            rich_help_panel=_LOAD,
         ),
-    ] = 1,
+    ] = None,
     warm_up: Annotated[
-        float, typer.Option(min=0, max=_WEEK_S, help="Seconds whose requests are not counted.", rich_help_panel=_LOAD)
+        float, typer.Option(min=0, max=WEEK_S, help="Seconds whose requests are not counted.", rich_help_panel=_LOAD)
     ] = 0.0,
-    timeout: Annotated[
-        float, typer.Option(min=0.1, max=3600, help="Seconds until a request fails.", rich_help_panel=_LOAD)
-    ] = 300.0,
-    slo_ttft_ms: Annotated[
-        float | None, typer.Option(min=0, max=_WEEK_S * 1000, help="SLO: time to first token.", rich_help_panel=_OUT)
-    ] = None,
-    slo_tpot_ms: Annotated[
-        float | None,
+    compare: Annotated[
+        tuple[Path, Path] | None,
         typer.Option(
-            min=0, max=_WEEK_S * 1000, help="SLO: time per output token after the first.", rich_help_panel=_OUT
+            metavar="A.toml B.toml",
+            exists=True,
+            dir_okay=False,
+            help="Simulate two scenarios with the same requests, and show their differences.",
+            show_default=False,
+            rich_help_panel=_OUT,
         ),
     ] = None,
-    attainment: Annotated[
-        float,
-        typer.Option(
-            min=0, max=1, help="Share of requests that must meet the SLOs, for goodput.", rich_help_panel=_OUT
-        ),
-    ] = 0.9,
     json_file: Annotated[
         Path | None,
         typer.Option("--json", dir_okay=False, help="Write all results to this file.", rich_help_panel=_OUT),
@@ -249,37 +248,32 @@ def simulate(
         Path | None,
         typer.Option(dir_okay=False, help="Write what instances did, for Perfetto or Chrome.", rich_help_panel=_OUT),
     ] = None,
-) -> None:
+) -> "Simulation | None":
     """Simulate a cluster: the real services, policies and state machines, in virtual time.
 
     Costs come from measured profiles, or are computed for a device from the model's configuration. Settings of services are
     options, as of *triptych up*, except those that have no effect here, which are refused.
     """
-    del scenario  # its callback has read it
     from triptych.cli.service_options import parse
     from triptych.cli.show import plain_console
     from triptych.cli.simulate import command
+    from triptych.cli.simulate.compare import Side
+    from triptych.cli.simulate.compare import compare as show_differences
     from triptych.cli.simulate.deployment import Hardware, deployment_of
-    from triptych.workload.report import Objectives
-    from triptych.workload.workload import Workload
+    from triptych.workload.search import Bracket
 
+    parsed: _Parsed = ctx.obj
     with failures():
-        if rate is not None and sweep is not None and _of_file(ctx, "rate") != _of_file(ctx, "sweep"):
-            rate, sweep = (None, sweep) if _of_file(ctx, "rate") else (rate, None)
+        if compare is not None and not parsed.is_compared:
+            if scenario is not None:
+                raise CliError("--compare names the scenarios: leave out --scenario", caller=True)
+            outputs = command.Outputs.checked(json_file, report, perfetto)
+            alike = compare[0].name == compare[1].name
+            first, second = (Side(str(path) if alike else path.name, _of_scenario(ctx, path)) for path in compare)
+            show_differences((first, second), outputs, plain_console())
+            return None
         own = [name for option in ctx.command.params for name in option.opts]
-        given = parse([*ctx.meta.get("scenario", ()), *ctx.args], own)
-        workload = Workload.from_options(
-            mix=(images, text_tokens, output_tokens),
-            image_size=image_size,
-            clips=(videos, video_size, video_seconds),
-            sounds=(sounds, sound_seconds),
-            trace=trace,
-            rates=(rate, sweep),
-            start_s=start,
-            duration_s=duration,
-            burstiness=burstiness,
-            seed=seed,
-        )
+        given = parse([*parsed.service_flags, *ctx.args], own)
         hardware = Hardware(device, tensor_parallel, dtype, catalogue, profiles, prepare_cores, control_ms / 1000)
         simulated = deployment_of(
             model=model,
@@ -291,17 +285,31 @@ def simulate(
             given=given,
             faults=fault or (),
         )
-        outputs = command.Outputs.checked(json_file, report, perfetto)
         asked = {name: str(value) for name, value in ctx.params.items() if value is not None and value != []}
         services = [flag for flags in given.values() for flag in flags]
         simulation = command.Simulation(
             simulated,
-            workload,
-            seeds,
-            Objectives.of_ms(slo_ttft_ms, slo_tpot_ms),
-            attainment,
-            timeout,
+            load.workload,
+            None if goodput is None else Bracket.parse(goodput),
+            seeds or (_SEVERAL if goodput is not None or compare is not None else 1),
+            load.objectives,
+            load.attainment,
+            load.timeout_s,
             warm_up,
             asked | ({"options of services": " ".join(dict.fromkeys(services))} if services else {}),
         )
-        command.run(simulation, outputs, plain_console())
+        if not parsed.is_compared:
+            command.run(simulation, command.Outputs.checked(json_file, report, perfetto), plain_console())
+    return simulation
+
+
+def _of_scenario(ctx: typer.Context, path: Path) -> "Simulation":
+    """One of two to compare. What is wrong with it is said by its own reading; a further line says where."""
+    from triptych.cli.show import plain_console
+
+    assert isinstance(ctx.command, ReadAgain)  # noqa: S101 - the command of this module
+    try:
+        return ctx.command.read_again(ctx, path)
+    except typer.Exit:
+        plain_console(stderr=True).print(f"triptych: this is of {path}", soft_wrap=True)
+        raise

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
+from urllib.parse import parse_qsl
 
 from triptych.errors import Unavailable
 from triptych.runtime.tasks import TaskScope
@@ -39,7 +40,9 @@ class Answer:
         return cls(status, "application/json", json.dumps(body).encode())
 
 
-Route = Callable[[], Awaitable[Answer]]
+Query = Mapping[str, str]
+"""What follows the path in an address; of several values of one name the last."""
+Route = Callable[[Query], Awaitable[Answer]]
 
 
 @asynccontextmanager
@@ -81,14 +84,15 @@ async def _serve_one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter,
 async def _exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, routes: Mapping[str, Route]) -> None:
     head = await reader.readuntil(b"\r\n\r\n")
     method, target, _ = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ", 2)
-    route = routes.get(target.split("?", 1)[0])
+    path, _, query = target.partition("?")
+    route = routes.get(path)
     if route is None:
         answer = Answer.json(HTTPStatus.NOT_FOUND, {"paths": sorted(routes)})
     elif method not in ("GET", "HEAD"):
         answer = Answer.json(HTTPStatus.METHOD_NOT_ALLOWED, {"methods": ["GET", "HEAD"]})
     else:
         try:
-            answer = await route()
+            answer = await route(dict(parse_qsl(query)))
         except Exception:  # report a defect, do not fail on it
             logger.exception("admin %s failed", target)
             answer = Answer.json(HTTPStatus.INTERNAL_SERVER_ERROR, {"error": "see the log"})

@@ -51,11 +51,11 @@ class Telemetry:
         """Let ``/ready`` answer with ``missing`` from now on."""
         self._missing = missing
 
-    def show(self, path: str, document: Callable[[], Awaitable[object]]) -> None:
+    def show(self, path: str, document: Callable[[admin.Query], Awaitable[object]]) -> None:
         """Answer ``path`` of the admin port with this JSON document from now on."""
 
-        async def route() -> admin.Answer:
-            return admin.Answer.json(HTTPStatus.OK, await document())
+        async def route(query: admin.Query) -> admin.Answer:
+            return admin.Answer.json(HTTPStatus.OK, await document(query))
 
         self._routes[path] = route
 
@@ -78,13 +78,13 @@ class Telemetry:
         """Routes of the admin port, also those that are added later."""
         return self._routes
 
-    async def _health(self) -> admin.Answer:
+    async def _health(self, _: admin.Query) -> admin.Answer:
         return admin.Answer.json(HTTPStatus.OK, {"status": "ok"})
 
-    async def _ready(self) -> admin.Answer:
+    async def _ready(self, _: admin.Query) -> admin.Answer:
         missing = list(await self._missing())
         status = HTTPStatus.SERVICE_UNAVAILABLE if missing else HTTPStatus.OK
         return admin.Answer.json(status, {"ready": not missing, "missing": missing, "pid": os.getpid()})
 
-    async def _metrics(self) -> admin.Answer:
+    async def _metrics(self, _: admin.Query) -> admin.Answer:
         return admin.Answer(HTTPStatus.OK, metrics.CONTENT_TYPE, self.metrics.render())

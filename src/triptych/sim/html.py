@@ -4,11 +4,11 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any
+from typing import Any, get_args
 
 from triptych.workload.report import KindReport, Objectives, summarize
 
-from .outcome import STEPS, Outcome, waterfall
+from .outcome import STEPS, Busy, Outcome, waterfall
 
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem; color: #1c2733; background: #fff }
@@ -31,16 +31,35 @@ class Page:
     objectives: Objectives
     prices: Mapping[str, float]
     """Per hour of a device, by its name, in dollars."""
+    findings: Sequence[str]
+    """What the runs say together."""
+    runs: Sequence[Outcome]
+    """Those of which the page shows the figures."""
+    compared: "Grid | None" = None
+    in_full: Sequence[Outcome] = ()
+    """Runs with a part of their own."""
 
 
-def page(what: Page, runs: Sequence[Outcome]) -> str:
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A table with a note below it."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str
+
+
+def page(what: Page) -> str:
     """The whole document. Raises ImportError without matplotlib."""
     parts = [f"<h1>{escape(what.title)}</h1>"]
     parts += [f'<p class="note">{escape(note)}</p>' for note in what.notes]
-    if len(runs) > 1:
-        parts += ["<h2>Runs</h2>", _runs(what, runs), _figure(_sweep, what, runs)]
-    for run in runs:
-        parts += _run(what, run, title=len(runs) > 1)
+    parts += [f"<p>{escape(finding)}</p>" for finding in what.findings if finding]
+    if what.compared is not None:
+        parts += [_table(what.compared.header, what.compared.rows), f'<p class="note">{escape(what.compared.note)}</p>']
+    if len(what.runs) > 1:
+        parts += ["<h2>Runs</h2>", _runs(what, what.runs), _figure(_sweep, what, what.runs)]
+    for run in what.in_full:
+        parts += _run(what, run, title=len(what.runs) > 1)
     parts += ["<h2>Scenario</h2>", _table(("setting", ""), what.settings.items())]
     body = "\n".join(parts)
     head = (
@@ -96,17 +115,14 @@ def _run(what: Page, run: Outcome, *, title: bool) -> Iterable[str]:
         yield _table(("at", "what"), [(f"{decision.at_s:.1f} s", decision.text) for decision in run.decisions])
     yield "<h3>Instances</h3>"
     yield _table(
-        ("instance", "role", "device", "hours", "prepare", "encode", "step", "pull"),
+        ("instance", "role", "device", "hours", *get_args(Busy)),
         [
             (
                 use.name,
                 use.role,
-                use.device if use.devices == 1 else f"{use.devices} x {use.device}",
+                use.hardware,
                 f"{use.lasted_s / 3600:.3f}",
-                *(
-                    _percent(use.busy_s.get(work, 0.0) / max(use.lasted_s, 1e-9))
-                    for work in ("prepare", "encode", "step", "pull")
-                ),
+                *(_percent(use.busy_shares.get(work, 0.0)) for work in get_args(Busy)),
             )
             for use in run.instances
         ],

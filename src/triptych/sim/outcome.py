@@ -52,6 +52,16 @@ class InstanceUse:
     def lasted_s(self) -> float:
         return self.end_s - self.start_s
 
+    @property
+    def hardware(self) -> str:
+        """Its devices, in words."""
+        return self.device if self.devices == 1 else f"{self.devices} x {self.device}"
+
+    @property
+    def busy_shares(self) -> Mapping[Busy, float]:
+        """Share of its time with each kind of work."""
+        return {work: spent_s / max(self.lasted_s, 1e-9) for work, spent_s in self.busy_s.items()}
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -90,11 +100,13 @@ class Outcome:
     moved_bytes: Mapping[str, int]
     """By link."""
     ended_s: float
-    """When the last request was over."""
+    """When the last request was over, or the run was interrupted."""
     took_s: float
     """CPU time of the simulation, seconds of this machine."""
     spans: Sequence[Span] = field(default=(), repr=False)
     """What instances did, if that was asked for."""
+    interrupted: bool = False
+    """Ended by Ctrl-C: ``records`` are those of the requests that had ended."""
 
     def device_hours(self) -> Counter[str]:
         """By device, hours times devices that instances had."""

@@ -11,13 +11,12 @@ from triptych.domain.item_plan import ItemPlan, content_of
 from triptych.domain.media import MediaInfo, Modality, digest_of
 from triptych.domain.resolving import ResolveRequest
 from triptych.domain.sampling import SamplingParams
+from triptych.domain.tenant import Tenant
 from triptych.errors import ContextTooLong, InvalidMedia
 from triptych.families.base import Family, Placeholders, Span, as_in_request, filled_positions, refuse_unless, units_of
 from triptych.services.router.prepare import Prompted
-from triptych.workload.requests import Planned
+from triptych.workload.requests import TEMPLATE_TOKENS, Planned
 
-TEMPLATE_TOKENS = 12
-"""Tokens that a chat template adds around one message."""
 _SEPARATOR, _TEXT = 1, 2
 """Ids of separators within an item and of text, unless they are placeholders."""
 _FIRST_OWN = 1 << 20
@@ -43,6 +42,7 @@ def chat_request(number: int, planned: Planned, model: str, *, timeout_s: float)
         messages=(Message("user", media),),
         sampling=SamplingParams(max_tokens=planned.output_tokens, temperature=0.0),
         timeout_s=timeout_s,
+        tenant=Tenant(planned.tenant) if planned.tenant else None,
     )
 
 

@@ -45,7 +45,7 @@ def simulate(
 ) -> Outcome:
     """Serve the requests of a plan; ``note`` gets each record as its request ends. ``keeps_spans``: the outcome has them.
 
-    The same arguments give the same outcome, but for ``took_s``. Raises CannotStart for a deployment that no instance could start with.
+    The same arguments give the same outcome, but for ``took_s``. Ctrl-C ends the run, and its outcome has what there is. Raises CannotStart for a deployment that no instance could start with.
     """
     began_s = time.process_time()
     run = _Run(deployment, plan, seed, timeout_s, note, keeps_spans=keeps_spans)
@@ -71,33 +71,23 @@ class _Run:
         self._samples: list[Sample] = []
 
     async def main(self) -> Callable[[float], Outcome]:
-        requests = self._plan.requests
-        cluster_running = running(self._deployment, self._seed, requests=len(requests), keeps_spans=self._keeps_spans)
-        async with cluster_running as cluster:
+        most = len(self._plan.requests)
+        async with running(self._deployment, self._seed, requests=most, keeps_spans=self._keeps_spans) as cluster:
             loop = asyncio.get_running_loop()
             self._began_s = loop.time()
             for node in cluster.nodes.values():
                 node.uses[-1].start_s = self._began_s
-            async with asyncio.TaskGroup() as watching:
-                watched = [
-                    watching.create_task(self._sample(cluster)),
-                    watching.create_task(self._let_happen(cluster)),
-                ]
-                async with asyncio.TaskGroup() as clients:
-                    for number, planned in enumerate(requests):
-                        clients.create_task(self._client(cluster, number, planned))
-                for task in watched:
-                    task.cancel()
+            interrupted = not await self._served(cluster)
             ended_s = loop.time() - self._began_s
             uses = [use for node in cluster.nodes.values() for use in node.used(loop.time())]
             spans = [span for node in cluster.nodes.values() for span in node.activity.spans]
             moved = dict(cluster.links.moved)
-        first_s = self._began_s
+        first_s, ended = self._began_s, sorted(self._records)
         return lambda took_s: Outcome(
             rate=self._plan.rate,
             seed=self._seed,
-            records=[self._records[number] for number in range(len(requests))],
-            timelines=[self._timelines.get(number) for number in range(len(requests))],
+            records=[self._records[number] for number in ended],
+            timelines=[self._timelines.get(number) for number in ended],
             instances=[use.since(first_s) for use in uses],
             samples=self._samples,
             decisions=[Decision(decision.at_s - first_s, decision.text) for decision in cluster.decisions],
@@ -105,7 +95,27 @@ class _Run:
             ended_s=ended_s,
             took_s=took_s,
             spans=[span.since(first_s) for span in spans],
+            interrupted=interrupted,
         )
+
+    async def _served(self, cluster: SimCluster) -> bool:
+        """Send the requests, and return once all have ended; False when Ctrl-C came first, which cancels this task."""
+        try:
+            async with asyncio.TaskGroup() as watching:
+                watched = [
+                    watching.create_task(self._sample(cluster)),
+                    watching.create_task(self._let_happen(cluster)),
+                ]
+                async with asyncio.TaskGroup() as clients:
+                    for number, planned in enumerate(self._plan.requests):
+                        clients.create_task(self._client(cluster, number, planned))
+                for task in watched:
+                    task.cancel()
+        except asyncio.CancelledError:
+            if (current := asyncio.current_task()) is not None:
+                current.uncancel()
+            return False
+        return True
 
     async def _client(self, cluster: SimCluster, number: int, planned: Planned) -> None:
         loop = asyncio.get_running_loop()

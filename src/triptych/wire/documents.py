@@ -1,10 +1,12 @@
-"""The pool manager's status as a JSON document, for people and scripts."""
+"""What admin ports and commands show as JSON: the pool manager's status, and the chats that have ended at a router."""
 
 from dataclasses import asdict
 from typing import Any
 
 from triptych.domain.decision import DecisionSummary, ScalingStatus
+from triptych.domain.media import Modality
 from triptych.domain.pool import ManagerStatus, MemberStatus, PoolStatus
+from triptych.domain.recent import EndedChat, RecentChats
 from triptych.domain.stage import Role
 from triptych.domain.windows import Judged
 
@@ -67,3 +69,36 @@ def _decision(decision: DecisionSummary) -> dict[str, Any]:
 
 def _judged(judged: Judged) -> dict[str, Any]:
     return {"met": judged.met, "missed": judged.missed, "share": judged.attainment}
+
+
+def recent_document(recent: RecentChats) -> dict[str, Any]:
+    """Times are in seconds before now. Nothing of what a chat said is in it, nor a request id or a digest."""
+    return {
+        "position": recent.position,
+        "left": recent.left,
+        "missed": recent.missed,
+        "refused": recent.refused,
+        "unprepared": recent.unprepared,
+        "running_for_s": [round(recent.now_s - since_s, 6) for since_s in recent.running_since_s],
+        "requests": [_chat(chat, recent.now_s) for chat in recent.chats],
+    }
+
+
+def _chat(chat: EndedChat, now_s: float) -> dict[str, Any]:
+    media = chat.shape.media
+    return {
+        "came_s": round(now_s - chat.started_s, 6),
+        "outcome": chat.timeline.outcome.value,
+        "tenant": chat.tenant,
+        "prompt_tokens": chat.shape.prompt_tokens,
+        "item_tokens": chat.shape.item_tokens,
+        "output_tokens": chat.timeline.completion_tokens,
+        "choices": chat.shape.choices,
+        "images": [[info.width, info.height] for info in media if info.modality is Modality.IMAGE],
+        "videos": [
+            {"size": [info.width, info.height], "seconds": info.duration_s, "frames": info.frames}
+            for info in media
+            if info.modality is Modality.VIDEO
+        ],
+        "sounds_s": [info.samples / info.sample_rate_hz for info in media if info.modality is Modality.AUDIO],
+    }

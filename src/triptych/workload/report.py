@@ -1,5 +1,6 @@
 """Metrics of a run. Nothing is dropped: a failed request has missed its objectives."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -53,6 +54,10 @@ class Objectives:
     def of_ms(cls, ttft_ms: float | None, tpot_ms: float | None) -> Self:
         """From milliseconds."""
         return cls(*(None if value is None else value / 1000 for value in (ttft_ms, tpot_ms)))
+
+    def __str__(self) -> str:
+        limits = (("TTFT", self.ttft_s), ("TPOT", self.tpot_s))
+        return " and ".join(f"a {name} of at most {1000 * limit:g} ms" for name, limit in limits if limit is not None)
 
     @property
     def any(self) -> bool:
@@ -184,20 +189,17 @@ def summarize(records: Sequence[Record], objectives: Objectives, rate: float) ->
 
 
 def goodput(reports: Sequence[Report], attainment: float) -> float | None:
-    """The highest offered rate that met the objectives; 0 if none did, None without objectives.
+    """The highest offered rate that met the objectives, on average over the runs of that rate; 0 if none did, None without objectives.
 
     A run whose generator did not keep up has not offered its rate.
     """
     if all(report.attainment is None for report in reports):
         return None
-    return max(
-        (
-            report.rate
-            for report in reports
-            if report.kept_up and report.attainment is not None and report.attainment >= attainment
-        ),
-        default=0.0,
-    )
+    shares: dict[float, list[float]] = {}
+    for report in reports:
+        share = report.attainment if report.kept_up and report.attainment is not None else -math.inf
+        shares.setdefault(report.rate, []).append(share)
+    return max((rate for rate, of_rate in shares.items() if sum(of_rate) / len(of_rate) >= attainment), default=0.0)
 
 
 def percentile(values: Sequence[float], q: float) -> float:

@@ -5,7 +5,7 @@ import re
 from bisect import bisect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, count
 from typing import Literal, Self, get_args
 
 MAX_REQUESTS = 1_000_000
@@ -16,6 +16,8 @@ MAX_SIDE_PIXELS = 16_384
 MAX_CLIPS = 64
 """Most videos, and most sounds, of one request."""
 MAX_CLIP_S = 3600.0
+TEMPLATE_TOKENS = 12
+"""Tokens that a chat template adds around one message, about."""
 _MAX_WEIGHT = 1e12
 _SIZE = re.compile(r"([0-9]{1,5})[xX]([0-9]{1,5})")
 
@@ -67,6 +69,8 @@ class Planned:
     videos: tuple[Clip, ...] = ()
     sounds_s: tuple[float, ...] = ()
     """Lengths of its sounds, seconds."""
+    tenant: str = ""
+    """Whose share of the service it takes; empty for that of all who name none."""
 
     @property
     def kind(self) -> Kind:
@@ -133,26 +137,29 @@ class Distribution:
         return self.values[min(position, len(self.values) - 1)]
 
 
+_NONE = Distribution.of([(0, 1.0)])
+
+
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """Distributions of a request's parts, drawn independently."""
+    """Distributions of a request's parts, drawn independently: another distribution of one leaves the others' draws as they are."""
 
     images: Distribution
     text_tokens: Distribution
     output_tokens: Distribution
     size: Size
-    videos: Distribution | None = None
+    videos: Distribution = _NONE
     clip: Clip = Clip(Size(224, 224), 4.0)
     """What each video is like."""
-    sounds: Distribution | None = None
+    sounds: Distribution = _NONE
     sound_s: float = 5.0
     """Length of each sound, seconds."""
 
     def request(self, arrival_s: float, rng: random.Random) -> Planned:
         images = (self.size,) * self.images.draw(rng)
         text_tokens, output_tokens = self.text_tokens.draw(rng), self.output_tokens.draw(rng)
-        videos = () if self.videos is None else (self.clip,) * self.videos.draw(rng)
-        sounds_s = () if self.sounds is None else (self.sound_s,) * self.sounds.draw(rng)
+        videos = (self.clip,) * self.videos.draw(rng)
+        sounds_s = (self.sound_s,) * self.sounds.draw(rng)
         return Planned(arrival_s, text_tokens, images, output_tokens, videos, sounds_s)
 
 
@@ -185,7 +192,18 @@ def until(end_s: float, first_s: float, gap_s: Callable[[], float]) -> Iterator[
 
 
 def synthetic(mix: Mix, *, rate: float, duration_s: float, burstiness: float, rng: random.Random) -> Plan:
-    """Requests of a mix; at least one. Raises WorkloadError for too many."""
+    """Requests of a mix; at least one. Raises WorkloadError for too many.
+
+    Plans of one seed have the same requests at every rate, and gaps that are the same draws divided by the rate. A higher rate
+    adds further requests.
+    """
     check_size(rate, duration_s)
+    draws = sources(rng)
     times = arrivals(rate, duration_s, burstiness, rng) or [0.0]
-    return Plan([mix.request(at_s, rng) for at_s in times], duration_s)
+    return Plan([mix.request(at_s, draw) for at_s, draw in zip(times, draws, strict=False)], duration_s)
+
+
+def sources(rng: random.Random) -> Iterator[random.Random]:
+    """Random sources without end, one for each request, so that what is drawn for one does not shift the draws of others."""
+    first = rng.getrandbits(64)
+    return (random.Random((first << 64) + number) for number in count())  # noqa: S311 - not for cryptography

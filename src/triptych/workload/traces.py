@@ -1,4 +1,4 @@
-"""Workloads from files: ServeGen's client profiles, and Azure's LMM inference trace."""
+"""Workloads from files: ServeGen's client profiles, Azure's LMM inference trace, and recordings."""
 
 import csv
 import gzip
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from triptych.files import BadFile, check_regular, read_json, read_text
+from triptych.workload.recorded import parsed
 from triptych.workload.requests import (
     MAX_IMAGES,
     MAX_SIDE_PIXELS,
@@ -25,6 +26,7 @@ from triptych.workload.requests import (
     WorkloadError,
     check_size,
     gamma_arrivals,
+    sources,
     until,
 )
 
@@ -51,14 +53,18 @@ class Span:
 
 
 def load(path: Path, span: Span, size: Size | None, rng: random.Random) -> Plan:
-    """The requests of a directory (ServeGen) or a CSV file (Azure), by arrival. Raises WorkloadError.
+    """The requests of a directory (ServeGen), a CSV file (Azure) or JSON lines (recorded), by arrival. Raises WorkloadError.
 
     ``size`` overrides image sizes: ServeGen records their tokens, replayed as squares; Azure records nothing.
     """
     if span.rate is not None:
         check_size(span.rate, span.duration_s)
     try:
-        plan = _servegen(path, span, size, rng) if path.is_dir() else _azure(path, span, size or DEFAULT_SIZE)
+        if path.is_dir():
+            plan = _servegen(path, span, size, rng)
+        else:
+            is_recorded = path.name.removesuffix(".gz").endswith(".jsonl")
+            plan = _within(_recorded(path, size) if is_recorded else _azure(path, size or DEFAULT_SIZE), span)
     except BadFile as error:
         raise WorkloadError(f"{path.name} {error}") from None
     except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
@@ -105,9 +111,10 @@ class Sizes:
     output_tokens: Distribution
 
     def request(self, arrival_s: float, size: Size | None, rng: random.Random) -> Planned:
+        text_tokens, output_tokens = self.text_tokens.draw(rng), max(1, self.output_tokens.draw(rng))
         count = min(self.image_count.draw(rng), MAX_IMAGES)
         images = tuple(size or _square(self.image_tokens.draw(rng)) for _ in range(count))
-        return Planned(arrival_s, self.text_tokens.draw(rng), images, max(1, self.output_tokens.draw(rng)))
+        return Planned(arrival_s, text_tokens, images, output_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +137,10 @@ def _servegen(directory: Path, span: Span, size: Size | None, rng: random.Random
 
 
 def _sample(profiles: list[Profile], span: Span, size: Size | None, rng: random.Random) -> list[Planned]:
-    """Sample the requests of all clients within the span; a rate scales all gaps alike, which preserves bursts."""
+    """Sample the requests of all clients within the span; a rate scales all gaps alike, which preserves bursts.
+
+    Each window of a client has draws of its own: with one seed its requests and gaps are the same at every rate.
+    """
     end_s = span.start_s + span.duration_s
     active = [
         (profile, window, max(window.start_s, span.start_s), min(window.end_s, end_s))
@@ -141,11 +151,14 @@ def _sample(profiles: list[Profile], span: Span, size: Size | None, rng: random.
     recorded = sum(window.rate * (to_s - from_s) for _, window, from_s, to_s in active) / span.duration_s
     stretch = 1.0 if span.rate is None or not recorded else recorded / span.rate
     check_size(recorded / stretch, span.duration_s)
-    planned = [
-        profile.sizes_at(at_s).request(at_s - span.start_s, size, rng)
-        for profile, window, from_s, to_s in active
-        for at_s in window.arrivals(from_s, to_s, stretch, rng)
-    ]
+    planned: list[Planned] = []
+    for (profile, window, from_s, to_s), gaps in zip(active, sources(rng), strict=False):
+        draws = sources(gaps)
+        times = window.arrivals(from_s, to_s, stretch, gaps)
+        planned += [
+            profile.sizes_at(at_s).request(at_s - span.start_s, size, draw)
+            for at_s, draw in zip(times, draws, strict=False)
+        ]
     return sorted(planned, key=lambda request: request.arrival_s)
 
 
@@ -195,34 +208,45 @@ def _square(tokens: int) -> Size:
     return Size(min(side, MAX_SIDE_PIXELS), min(side, MAX_SIDE_PIXELS))
 
 
-# --- Azure: one row per request ---------------------------------------------------------------------------------------
+# --- Azure and recordings: one row per request ---------------------------------------------------------------------------------------
 
 
-def _azure(path: Path, span: Span, size: Size) -> Plan:
-    """The rows within the span; with a rate, as many as it needs, scaled in time to the span's duration.
+def _azure(path: Path, size: Size) -> Iterator[Planned]:
+    """The rows of the file. ``ContextTokens`` counts the whole prompt, so the tokens of its images are subtracted from its text."""
+    image_tokens = max(1, size.width * size.height // PIXELS_PER_TOKEN_SIDE**2)
+    with _opened(path) as file:
+        for at_s, images, context, generated in _azure_rows(path.name, file):
+            count = min(images, MAX_IMAGES)
+            yield Planned(at_s, max(1, context - count * image_tokens), (size,) * count, max(1, generated))
 
-    ``ContextTokens`` counts the whole prompt, so the tokens of its images are subtracted from its text.
-    """
+
+def _recorded(path: Path, size: Size | None) -> Iterator[Planned]:
+    """The lines of the file by arrival, as they were written when requests ended."""
+    with _opened(path) as file:
+        requests = list(parsed(path.name, file))
+    for planned in sorted(requests, key=lambda planned: planned.arrival_s):
+        yield planned if size is None else replace(planned, images=(size,) * len(planned.images))
+
+
+def _within(rows: Iterator[Planned], span: Span) -> Plan:
+    """The requests within the span; with a rate, as many as it needs, scaled in time to the span's duration."""
     wanted = None if span.rate is None else max(1, round(span.rate * span.duration_s))
     end_s: float | None = None
-    image_tokens = max(1, size.width * size.height // PIXELS_PER_TOKEN_SIDE**2)
-    rows: list[Planned] = []
-    with _opened(path) as file:
-        for since_first_s, images, context, generated in _azure_rows(path.name, file):
-            at_s = since_first_s - span.start_s
-            if at_s >= span.duration_s if wanted is None else len(rows) == wanted:
-                end_s = at_s
-                break
-            if at_s >= 0:
-                count = min(images, MAX_IMAGES)
-                rows.append(Planned(at_s, max(1, context - count * image_tokens), (size,) * count, max(1, generated)))
-    if span.rate is None or not rows:
-        check_size(len(rows) / span.duration_s, span.duration_s)
-        return Plan(rows, span.duration_s)
+    kept: list[Planned] = []
+    for row in rows:
+        at_s = row.arrival_s - span.start_s
+        if at_s >= span.duration_s if wanted is None else len(kept) == wanted:
+            end_s = at_s
+            break
+        if at_s >= 0:
+            kept.append(replace(row, arrival_s=at_s))
+    if span.rate is None or not kept:
+        check_size(len(kept) / span.duration_s, span.duration_s)
+        return Plan(kept, span.duration_s)
     if end_s is None:  # the trace is too short: so is the run
-        end_s = rows[-1].arrival_s * (len(rows) + 1) / len(rows)
-    stretch = len(rows) / span.rate / max(end_s, 1e-9)
-    return Plan([replace(row, arrival_s=row.arrival_s * stretch) for row in rows], len(rows) / span.rate)
+        end_s = kept[-1].arrival_s * (len(kept) + 1) / len(kept)
+    stretch = len(kept) / span.rate / max(end_s, 1e-9)
+    return Plan([replace(row, arrival_s=row.arrival_s * stretch) for row in kept], len(kept) / span.rate)
 
 
 def _opened(path: Path) -> io.TextIOBase:

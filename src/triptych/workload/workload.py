@@ -11,12 +11,13 @@ from .requests import MAX_CLIPS, MAX_IMAGES, Clip, Distribution, Mix, Plan, Size
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A ``trace`` overrides ``mix``; a rate of None keeps the trace's own rate."""
+    """A ``trace`` overrides ``mix``."""
 
     mix: Mix
     trace: Path | None
     size: Size | None
-    rates: tuple[float | None, ...]
+    asked_rates: tuple[float, ...]
+    """Empty if none was asked for."""
     start_s: float
     duration_s: float
     burstiness: float
@@ -43,8 +44,6 @@ class Workload:
         rate, sweep = rates
         if rate is not None and sweep is not None:
             raise WorkloadError("--rate and --sweep exclude each other")
-        if rate is None and sweep is None and trace is None:
-            raise WorkloadError("a request rate is missing: --rate 2, or --sweep 1,2,4,8")
         images, text_tokens, output_tokens = mix
         size = None if image_size is None else Size.parse(image_size)
         made_of = Mix(
@@ -52,25 +51,32 @@ class Workload:
             Distribution.parse(text_tokens),
             Distribution.parse(output_tokens, least=1),
             size or traces.DEFAULT_SIZE,
-            videos=_counts(clips[0]),
+            videos=Distribution.parse(clips[0], most=MAX_CLIPS),
             clip=Clip(Size.parse(clips[1]), clips[2]),
-            sounds=_counts(sounds[0]),
+            sounds=Distribution.parse(sounds[0], most=MAX_CLIPS),
             sound_s=sounds[1],
         )
         return cls(
             mix=made_of,
             trace=trace,
             size=size,
-            rates=(rate,) if sweep is None else _rates(sweep),
+            asked_rates=_rates(sweep) if sweep is not None else () if rate is None else (rate,),
             start_s=start_s,
             duration_s=duration_s,
             burstiness=burstiness,
             seed=seed,
         )
 
+    @property
+    def rates(self) -> tuple[float | None, ...]:
+        """The rates to run at; None keeps the trace's own. Raises WorkloadError if there is none."""
+        if not self.asked_rates and self.trace is None:
+            raise WorkloadError("a request rate is missing: --rate 2, or --sweep 1,2,4,8")
+        return self.asked_rates or (None,)
+
     def plan(self, rate: float | None, seed: int | None = None) -> Plan:
-        """``seed``: another than its own. Raises WorkloadError."""
-        rng = random.Random(f"{self.seed if seed is None else seed} {rate}")  # noqa: S311 - not for cryptography
+        """The requests at a rate. With one seed they are the same at all rates. ``seed``: another than its own. Raises WorkloadError."""
+        rng = random.Random(f"{self.seed if seed is None else seed}")  # noqa: S311 - not for cryptography
         if self.trace is not None:
             span = traces.Span(self.start_s, self.duration_s, rate)
             return traces.load(self.trace, span, self.size, rng)
@@ -87,9 +93,3 @@ def _rates(text: str) -> tuple[float, ...]:
     if not rates or not all(0 < rate < float("inf") for rate in rates):
         raise WorkloadError(f"--sweep {text}: write positive rates with commas, for example 1,2,4,8")
     return rates
-
-
-def _counts(text: str) -> Distribution | None:
-    """None for none."""
-    counts = Distribution.parse(text, most=MAX_CLIPS)
-    return counts if any(counts.values) else None

@@ -14,11 +14,11 @@ from triptych.runtime import admin
 from triptych.runtime.telemetry import Telemetry
 
 
-async def _ok() -> admin.Answer:
+async def _ok(_: admin.Query) -> admin.Answer:
     return admin.Answer.json(HTTPStatus.OK, {"status": "ok"})
 
 
-async def _broken() -> admin.Answer:
+async def _broken(_: admin.Query) -> admin.Answer:
     raise RuntimeError("a defect")
 
 
@@ -114,9 +114,10 @@ async def test_ready_names_what_is_missing_and_health_ignores_it() -> None:
         assert json.loads((await client.get("/ready")).text) == {"ready": True, "missing": [], "pid": os.getpid()}
         assert "process_cpu_seconds_total" in (await client.get("/metrics")).text
 
-        async def pools() -> object:
-            return {"pools": []}
+        async def pools(query: admin.Query) -> object:
+            return {"pools": [], **query}
 
         assert (await client.get("/pools")).status_code == 404
         telemetry.show("/pools", pools)
         assert (await client.get("/pools")).json() == {"pools": []}
+        assert (await client.get("/pools?after=7&name=a%20b")).json() == {"pools": [], "after": "7", "name": "a b"}

@@ -7,10 +7,10 @@ import pytest
 from triptych.domain.media import Modality
 from triptych.errors import ContextTooLong, InvalidMedia
 from triptych.families.base import Span, filled_positions
-from triptych.sim.prepare import TEMPLATE_TOKENS, PlannedPrepare, chat_request
+from triptych.sim.prepare import PlannedPrepare, chat_request
 from triptych.testing.fakes import FAKE_MODEL
 from triptych.testing.model import FakeFamily
-from triptych.workload.requests import Clip, Planned, Size
+from triptych.workload.requests import TEMPLATE_TOKENS, Clip, Planned, Size
 
 FAMILY = FakeFamily(patch_px=14)
 PLANNED = Planned(0.0, 20, (Size(28, 28), Size(42, 14)), 5)

@@ -1,6 +1,7 @@
 """Simulated deployments: times that can be computed by hand, equal runs, faults, pools that grow."""
 
 import random
+import signal
 import statistics
 from dataclasses import replace
 
@@ -21,11 +22,11 @@ from tests.unit.sim.kit import (
 from triptych.domain.media import MediaInfo, Modality
 from triptych.domain.stage import Role
 from triptych.sim.outcome import Outcome, waterfall
-from triptych.sim.prepare import TEMPLATE_TOKENS
 from triptych.sim.run import simulate
 from triptych.sim.scenario import Fault
 from triptych.testing.fakes import FAKE_MODEL
-from triptych.workload.requests import Distribution, Mix, Plan, Planned, Size, synthetic
+from triptych.workload.report import Record
+from triptych.workload.requests import TEMPLATE_TOKENS, Distribution, Mix, Plan, Planned, Size, synthetic
 
 pytestmark = pytest.mark.slow
 
@@ -166,6 +167,31 @@ def test_requests_that_take_too_long_time_out() -> None:
     errors = {record.error for record in outcome.records if record.error}
     assert errors
     assert errors <= {"timeout", "HTTP 429", "HTTP 503", "HTTP 504"}
+
+
+def test_an_interrupted_run_has_the_requests_that_had_ended() -> None:
+    ended: list[Record] = []
+
+    def note(record: Record) -> None:
+        ended.append(record)
+        if len(ended) == 10:
+            signal.raise_signal(signal.SIGINT)
+
+    cluster, plan = deployment({Role.E: 2, Role.PD: 1}), mixed()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    try:
+        outcome = simulate(cluster, plan, note=note)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert outcome.interrupted
+    assert 10 <= len(outcome.records) == len(outcome.timelines) < len(plan.requests)
+    whole = simulate(cluster, plan)
+    assert not whole.interrupted
+    assert {record.planned: record.end_s for record in whole.records}.items() >= {
+        record.planned: record.end_s for record in outcome.records
+    }.items()
+    assert outcome.ended_s < whole.ended_s
+    assert {use.name for use in outcome.instances} == {"encoder-1", "encoder-2", "text-1"}
 
 
 def test_a_pool_grows_with_its_load() -> None:

@@ -73,6 +73,9 @@ def test_goodput_is_the_highest_rate_with_enough_attainment() -> None:
     assert goodput(reports, 0.95) == 1.0
     assert goodput(reports[3:], 0.9) == 0.0
     assert goodput([*reports, attained(16.0, 1.0, late_s=17.0)], 0.9) == 4.0, "a rate that was not offered"
+    seeds = [attained(6.0, 0.7), attained(6.0, 1.0), attained(5.0, 0.82), attained(5.0, 1.0)]
+    assert goodput([*reports, *seeds], 0.9) == 5.0, "on average over the runs of a rate"
+    assert goodput([*seeds, attained(5.0, 1.0, late_s=17.0)], 0.9) == 0.0
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,27 @@ def test_the_same_seed_makes_the_same_requests() -> None:
     assert {len(request.images) for request in first.requests} == {1, 2}
 
 
+@pytest.mark.parametrize("burstiness", [0.0, 1.0, 5.0])
+def test_plans_of_one_seed_are_the_same_draws_at_every_rate(burstiness: float) -> None:
+    mix = Mix(Distribution.parse("0,1,2"), Distribution.parse("5,9"), Distribution.parse("7,8"), Size(8, 8))
+    slow, fast = (synthetic(mix, rate=rate, duration_s=40, burstiness=burstiness, rng=rng(3)) for rate in (2.0, 6.0))
+    assert len(fast.requests) > 2 * len(slow.requests) > 80
+    for late, early in zip(slow.requests, fast.requests, strict=False):
+        assert replace(late, arrival_s=0.0) == replace(early, arrival_s=0.0)
+        assert late.arrival_s == pytest.approx(3 * early.arrival_s)
+
+
+def test_another_distribution_of_one_part_leaves_the_other_parts_as_they_are() -> None:
+    mix = Mix(Distribution.parse("1,2"), Distribution.parse("5,9"), Distribution.parse("7,8"), Size(8, 8))
+    other = replace(mix, images=Distribution.parse("0,3,7"), videos=Distribution.parse("0,1"))
+    plans = [synthetic(drawn, rate=5, duration_s=40, burstiness=1, rng=rng()) for drawn in (mix, other)]
+    parts = [
+        [(request.arrival_s, request.text_tokens, request.output_tokens) for request in plan.requests] for plan in plans
+    ]
+    assert parts[0] == parts[1]
+    assert {len(request.videos) for request in plans[1].requests} == {0, 1}
+
+
 def test_a_request_is_never_empty() -> None:
     one = Distribution.parse("1")
     mix = Mix(one, one, one, Size(8, 8))

@@ -5,11 +5,16 @@ import gzip
 import json
 import os
 import random
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from triptych.workload.requests import Size, WorkloadError
+from triptych.workload.recorded import clip_of, line_of, parsed, seconds_of, size_of
+from triptych.workload.requests import Clip, Planned, Size, WorkloadError
 from triptych.workload.traces import Span, load
 
 AZURE = """TIMESTAMP,NumImages,ContextTokens,GeneratedTokens
@@ -84,6 +89,79 @@ def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
         load(path, Span(0, 60), None, random.Random(0))
 
 
+RECORDED = (
+    '{"arrival_s": 2.5, "text_tokens": 7, "output_tokens": 0, "outcome": "failed"}\n'
+    '{"arrival_s": 0.5, "text_tokens": 9, "output_tokens": 3, "images": ["8x6", "20x10"], "tenant": "tenant-1"}\n\n'
+    '{"arrival_s": 9, "text_tokens": 1, "output_tokens": 1, "videos": [{"size": "4x4", "seconds": 2, "frames_per_s": 5}],'
+    ' "sounds_s": [1.5]}\n'
+)
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_a_recording_is_replayed_by_arrival(tmp_path: Path, zipped: bool) -> None:
+    path = tmp_path / ("a.jsonl.gz" if zipped else "a.jsonl")
+    path.write_bytes(gzip.compress(RECORDED.encode()) if zipped else RECORDED.encode())
+    got = load(path, Span(0, 60), None, random.Random(0)).requests
+    assert got == [
+        Planned(0.5, 9, (Size(8, 6), Size(20, 10)), 3, tenant="tenant-1"),
+        Planned(2.5, 7, (), 1),
+        Planned(9.0, 1, (), 1, videos=(Clip(Size(4, 4), 2.0, 5),), sounds_s=(1.5,)),
+    ]
+    [later] = load(path, Span(2, 5), None, random.Random(0)).requests
+    assert later == Planned(0.5, 7, (), 1)
+    sized = load(path, Span(0, 60), Size(2, 2), random.Random(0)).requests
+    assert sized[0].images == (Size(2, 2),) * 2
+    assert load(path, Span(0, 60, rate=0.5), None, random.Random(0)).rate == 0.5
+
+
+@given(
+    st.builds(
+        Planned,
+        arrival_s=st.floats(0, 1e6).map(lambda at_s: round(at_s, 6)),
+        text_tokens=st.integers(0, 1000),
+        images=st.lists(st.builds(size_of, st.integers(-5, 99_999), st.integers(-5, 99_999)), max_size=3).map(tuple),
+        output_tokens=st.integers(1, 1000),
+        videos=st.lists(
+            st.builds(
+                clip_of,
+                st.builds(size_of, st.integers(0, 99), st.integers(0, 99)),
+                st.floats(0, 1e5).map(lambda seconds: round(seconds, 3)),
+                st.integers(0, 10**6),
+            ),
+            max_size=2,
+        ).map(tuple),
+        sounds_s=st.lists(st.floats(0, 1e5).map(lambda seconds: seconds_of(round(seconds, 3))), max_size=2).map(tuple),
+        tenant=st.sampled_from(["", "tenant-7"]),
+    )
+)
+def test_what_is_recorded_is_what_is_replayed(planned: Planned) -> None:
+    assert list(parsed("a", [line_of(planned, "done")])) == [planned]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{", "line 2: Expecting"),
+        ("[]", "line 2"),
+        ("{}", "arrival_s is missing"),
+        ('{"arrival_s": -1, "text_tokens": 1, "output_tokens": 1}', "arrival_s is not a number from 0"),
+        ('{"arrival_s": NaN, "text_tokens": 1, "output_tokens": 1}', "arrival_s is not a number from 0"),
+        ('{"arrival_s": 1, "text_tokens": 1.5, "output_tokens": 1}', "text_tokens is not a whole number"),
+        ('{"arrival_s": 1, "text_tokens": 1, "output_tokens": true}', "output_tokens is not a whole number"),
+        ('{"arrival_s": 1, "text_tokens": 1, "output_tokens": 1, "images": "8x8"}', "images is not a list"),
+        ('{"arrival_s": 1, "text_tokens": 1, "output_tokens": 1, "images": ["8"]}', "is not a size"),
+        ('{"arrival_s": 1, "text_tokens": 1, "output_tokens": 1, "images": [8]}', "line 2"),
+        ('{"arrival_s": 1, "text_tokens": 1, "output_tokens": 1, "videos": [{}]}', "line 2: size is missing"),
+        ('{"arrival_s": 1, "text_tokens": 1, "output_tokens": 1, "sounds_s": [0]}', "sounds_s is not a number"),
+    ],
+)
+def test_a_malformed_recording_is_refused_with_its_line(tmp_path: Path, line: str, said: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(RECORDED.splitlines()[0] + "\n" + line + "\n")
+    with pytest.raises(WorkloadError, match=re.escape(said)):
+        load(path, Span(0, 60), None, random.Random(0))
+
+
 @pytest.mark.parametrize("window", ["0,5,1,Gamma,1,0.2", "0,5,2,Weibull,0.6,0.1329"])
 def test_servegen_profiles_are_sampled_at_their_rates(tmp_path: Path, window: str) -> None:
     path = servegen(tmp_path, rows=f"{window}\n600,0,0,,0,0\n")
@@ -109,6 +187,19 @@ def test_short_runs_of_bursty_profiles_keep_the_requested_rate(tmp_path: Path) -
     path = servegen(tmp_path, rows="0,5,2,Weibull,0.6,0.1329\n")
     counts = [len(_loaded(path, Span(100, 20, rate=1), seed)) for seed in range(200)]
     assert sum(counts) / len(counts) == pytest.approx(20, rel=0.1)
+
+
+def test_a_client_has_the_same_draws_at_every_rate(tmp_path: Path) -> None:
+    path = servegen(tmp_path, rows="0,5,2,Weibull,0.6,0.1329\n600,5,1,Gamma,1,0.2\n")
+    recorded, fast = (load(path, Span(0, 300, rate=rate), None, random.Random(4)) for rate in (5, 10))
+    assert len(fast.requests) > 1.5 * len(recorded.requests) > 1500
+    for late, early in zip(recorded.requests, fast.requests, strict=False):
+        assert replace(late, arrival_s=0.0) == replace(early, arrival_s=0.0)
+        assert late.arrival_s == pytest.approx(2 * early.arrival_s)
+    sized = load(path, Span(0, 300, rate=5), Size(8, 8), random.Random(4))
+    assert [request.output_tokens for request in sized.requests] == [
+        request.output_tokens for request in recorded.requests
+    ]
 
 
 def _loaded(path: Path, span: Span, seed: int) -> list[object]:

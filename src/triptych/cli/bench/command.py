@@ -1,9 +1,7 @@
 """Runs one benchmark: plan, send, report."""
 
 import asyncio
-import importlib.util
 import json
-import os
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from triptych.cli.bench import load, show
 from triptych.cli.bench.load import Endpoint
 from triptych.cli.bench.payload import Style
+from triptych.cli.files import make_room
 from triptych.cli.outcome import CliError
 from triptych.workload.report import Objectives, Record, Run, goodput, summarize
 from triptych.workload.requests import Plan
@@ -46,11 +45,7 @@ class Outputs:
         """Create the directories, so that errors show before the run. Raises CliError."""
         if plot is not None and plot.suffix.lower() != ".png":
             raise CliError(f"--plot {plot}: plots are PNG files; name one that ends in .png", caller=True)
-        for path in (json_file, plot):
-            if path is not None:
-                _make_room(path)
-        if plot is not None and importlib.util.find_spec("matplotlib") is None:
-            raise CliError("plots need matplotlib: install Triptych's extra 'bench'", caller=True)
+        make_room({"--json": json_file, "--plot": plot}, drawn=("--plot",))
         return cls(json_file, plot)
 
     def write(self, job: Bench, runs: Sequence[Run]) -> None:
@@ -95,7 +90,8 @@ async def bench(job: Bench, console: Console, runs: list[Run]) -> None:
 
 
 async def _run(job: Bench, rate: float | None, plan: Plan, style: Style, console: Console, runs: list[Run]) -> None:
-    rng = random.Random(f"{job.workload.seed} bodies")  # noqa: S311
+    # Rates share their requests, but not what is in them: the endpoint's caches would know it from the run before.
+    rng = random.Random(f"{job.workload.seed} {rate} bodies")  # noqa: S311
     records: list[Record] = []
     try:
         with _progress(console, len(plan.requests)) as advance:
@@ -120,26 +116,10 @@ def _show(job: Bench, console: Console, runs: Sequence[Run], *, of: int) -> None
             console.print(show.run_table(report))
     elif reports:
         console.print(show.sweep_table(reports))
-        best = goodput(reports, job.attainment)
-        if best is not None:
-            console.print(
-                f"goodput {best:.3g} requests/s (the highest offered rate with at least {job.attainment:.0%} attainment)"
-            )
+        show.print_goodput(reports, job.attainment, console)
     for report in reports:
         if (warning := show.not_kept_up(report)) is not None:
             console.print(warning, soft_wrap=True)
-
-
-def _make_room(path: Path) -> None:
-    directory = path.absolute().parent
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
-        raise CliError(f"cannot write {path}: a file is where its directory would be", caller=True) from None
-    except OSError as error:
-        raise CliError(f"cannot write {path}: {error.strerror}", caller=True) from None
-    if not os.access(path if path.exists() else directory, os.W_OK):
-        raise CliError(f"cannot write {path}: Permission denied", caller=True)
 
 
 class _progress:  # noqa: N801 - used as a statement

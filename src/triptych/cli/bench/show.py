@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 
-from triptych.workload.report import NOT_SENT, Latency, Objectives, Record, Report, Run
+from triptych.workload.report import NOT_SENT, Latency, Objectives, Record, Report, Run, goodput
 
 
 def run_table(report: Report) -> Table:
@@ -70,6 +71,15 @@ def sweep_table(reports: Sequence[Report]) -> Table:
             "-" if report.attainment is None else f"{report.attainment:.1%}",
         )
     return table
+
+
+def print_goodput(reports: Sequence[Report], attainment: float, console: Console) -> None:
+    """The goodput of a sweep with what it is; nothing without objectives."""
+    best = goodput(reports, attainment)
+    if best is not None:
+        console.print(
+            f"goodput {best:.3g} requests/s (the highest offered rate with at least {attainment:.0%} attainment on average)"
+        )
 
 
 def plot(path: Path, runs: Sequence[Run], objectives: Objectives) -> None:

@@ -1,38 +1,35 @@
-"""Runs simulations: each rate with each seed, side by side, and what is shown and written of them."""
+"""Simulates a deployment: each rate with each seed, or the search of its goodput; what is shown and written of the runs."""
 
 import json
-import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, replace
-from multiprocessing import get_context
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from triptych.cli.bench import show
+from triptych.cli.files import make_room
 from triptych.cli.outcome import CliError
 from triptych.cli.simulate.deployment import Simulated
+from triptych.cli.simulate.goodput import GoodputSearch
+from triptych.cli.simulate.runs import Case, Ran, run_all
 from triptych.errors import TriptychError
-from triptych.runtime.cores import usable_cores
-from triptych.runtime.process import CannotStart
 from triptych.sim import html, perfetto
 from triptych.sim.outcome import STEPS, Outcome, waterfall
 from triptych.sim.prepare import PlannedPrepare, chat_request
-from triptych.sim.run import simulate
 from triptych.sim.scenario import Deployment
-from triptych.virtual.virtual_time import VirtualTimeError
-from triptych.workload.report import Objectives, Report, summarize
-from triptych.workload.requests import Plan, Planned, WorkloadError
+from triptych.workload.report import Objectives, Report, goodput, summarize
+from triptych.workload.requests import Planned, WorkloadError
+from triptych.workload.search import Bracket
 from triptych.workload.workload import Workload
 
 _TRIED = 100
 """Requests of a plan that are tried before anything runs."""
 MODE = "services"
 """How a result came about: the real services ran in virtual time."""
+INTERRUPTED = "interrupted: these are the figures of what had ended"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +38,8 @@ class Simulation:
 
     simulated: Simulated
     workload: Workload
+    bracket: Bracket | None
+    """Where the goodput is looked for, if it is, in place of the workload's rates."""
     seeds: int
     objectives: Objectives
     attainment: float
@@ -48,6 +47,41 @@ class Simulation:
     warm_up_s: float
     settings: Mapping[str, str]
     """What was asked for, for the report."""
+
+    @property
+    def all_seeds(self) -> Sequence[int]:
+        return range(self.workload.seed, self.workload.seed + self.seeds)
+
+    def case(self, rate: float | None, seed: int, *, keeps_spans: bool = False) -> Case:
+        """Raises WorkloadError."""
+        return Case(self, rate, self.workload.plan(rate, seed), seed, keeps_spans)
+
+    def report(self, outcome: Outcome) -> Report:
+        """Of at least one request."""
+        return summarize(outcome.records, self.objectives, outcome.rate)
+
+    def search(self) -> GoodputSearch | None:
+        """The search of the goodput, if that is wanted. Raises CliError."""
+        if self.bracket is None:
+            return None
+        return GoodputSearch(self.bracket, self.all_seeds, self.objectives, self.attainment, self.warm_up_s)
+
+    def first_cases(self, search: GoodputSearch | None, *, keeps_spans: bool = False) -> list[Case]:
+        """What runs without knowing of other runs. Raises WorkloadError if a run would be impossible or without a result."""
+        if self.bracket is not None and self.workload.asked_rates:
+            raise WorkloadError("--goodput looks for the rate: leave out --rate and --sweep")
+        rates = self.workload.rates if search is None else (search.first_rate,)
+        cases = [self.case(rate, seed, keeps_spans=keeps_spans) for rate in rates for seed in self.all_seeds]
+        extreme = [] if self.bracket is None else [self.case(self.bracket.highest, self.workload.seed)]
+        _refuse_impossible(self, [*cases, *extreme])
+        return cases
+
+    def next_case(self, search: GoodputSearch | None, ran: Ran) -> Case | None:
+        """What a search tries next after a run. Raises WorkloadError."""
+        if search is None:
+            return None
+        rate = search.ran(ran.case.seed, ran.outcome.rate, self.report(ran.outcome).attainment or 0.0)
+        return None if rate is None else self.case(rate, ran.case.seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,131 +95,49 @@ class Outputs:
     @classmethod
     def checked(cls, json_file: Path | None, report: Path | None, trace: Path | None) -> "Outputs":
         """Make their directories, so that errors show before the run. Raises CliError."""
-        from importlib.util import find_spec
-
-        if report is not None and find_spec("matplotlib") is None:
-            raise CliError("--report needs matplotlib: install Triptych's extra 'bench'", caller=True)
-        given = [path for path in (json_file, report, trace) if path is not None]
-        if len({path.absolute() for path in given}) < len(given):
-            raise CliError("--json, --report and --perfetto name one file", caller=True)
-        for path in (json_file, report, trace):
-            if path is not None:
-                try:
-                    path.absolute().parent.mkdir(parents=True, exist_ok=True)
-                    path.open("a").close()
-                except OSError as error:
-                    raise CliError(f"cannot write {path}: {error.strerror}", caller=True) from None
+        make_room({"--json": json_file, "--report": report, "--perfetto": trace}, drawn=("--report",))
         return cls(json_file, report, trace)
 
-
-@dataclass(frozen=True, slots=True)
-class _Case:
-    simulation: Simulation
-    rate: float | None
-    """What was asked for; None for a trace's own."""
-    plan: Plan
-    seed: int
-    keeps_spans: bool
+    def write(self, document: Mapping[str, Any], page: html.Page, traced: Outcome | None = None) -> None:
+        """The trace is of ``traced``. Raises CliError."""
+        try:
+            if self.json_file is not None:
+                self.json_file.write_text(json.dumps(document, indent=1) + "\n")
+            if self.report is not None:
+                self.report.write_text(html.page(page))
+            if self.trace is not None and traced is not None:
+                perfetto.write(self.trace, traced)
+        except OSError as error:
+            raise CliError(f"cannot write {error.filename}: {error.strerror}", caller=True) from None
 
 
 def run(simulation: Simulation, outputs: Outputs, console: Console) -> None:
-    """Run everything, show it and write it. Interrupted, it does so with the runs that have ended. Raises CliError, WorkloadError."""
-    workload = simulation.workload
-    cases = [
-        _Case(
-            simulation,
-            rate,
-            workload.plan(rate, workload.seed + number),
-            workload.seed + number,
-            outputs.trace is not None,
-        )
-        for rate in workload.rates
-        for number in range(simulation.seeds)
-    ]
-    _refuse_impossible(simulation, cases)
+    """Run everything, show it and write it. Interrupted, it does so with what there is. Raises CliError, WorkloadError."""
+    search = simulation.search()
+    if search is not None and outputs.trace is not None:
+        raise CliError("--perfetto shows one run: leave it out with --goodput", caller=True)
+    cases = simulation.first_cases(search, keeps_spans=outputs.trace is not None)
     for note in simulation.simulated.notes:
         console.print(note, soft_wrap=True, style="dim")
-    outcomes: list[Outcome] = []
-    interrupted = False
-    try:
-        outcomes.extend(_outcomes(cases, console))  # keeps what there is when it is interrupted
-    except KeyboardInterrupt:
-        interrupted = True
-        console.print(f"interrupted: {len(outcomes)} of {len(cases)} runs had ended")
-    outcomes = [_counted(simulation, outcome) for outcome in outcomes]
-    outcomes.sort(key=lambda outcome: (outcome.rate, outcome.seed))
+    ran, is_whole = run_all(cases, console, lambda run: simulation.next_case(search, run))
+    outcomes = sorted((run.outcome for run in ran), key=lambda outcome: (outcome.rate, outcome.seed))
     if outcomes:
-        _show(simulation, outcomes, console)
-        _write(simulation, outcomes, outputs)
-    if interrupted:
+        _show(simulation, outcomes, search, console)
+        _write(simulation, outcomes, search, outputs, is_whole=is_whole)
+    if not is_whole:
         raise KeyboardInterrupt
+    if search is not None and search.fault:
+        raise CliError(search.fault, caller=True)
 
 
-def _outcomes(cases: Sequence[_Case], console: Console) -> Iterator[Outcome]:
-    total = sum(len(case.plan.requests) for case in cases)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("requests", total=total)
-        if len(cases) == 1:
-            [case] = cases
-            yield _simulated(case, lambda: bar.advance(task))
-            return
-        workers = min(len(cases), len(usable_cores()))
-        with ProcessPoolExecutor(workers, get_context("spawn"), _ignore_interrupts) as pool:
-            futures = {pool.submit(_simulated, case): case for case in cases}
-            try:
-                for future in as_completed(futures):
-                    yield future.result()
-                    bar.advance(task, len(futures[future].plan.requests))
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
-
-
-def _ignore_interrupts() -> None:
-    """Ctrl-C goes to the whole group; the parent ends its workers."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _simulated(case: _Case, advance: Callable[[], None] | None = None) -> Outcome:
-    """One run, in its own process or in this one. Raises CliError for a cluster that does not get ready."""
-    simulation = case.simulation
-    try:
-        outcome = simulate(
-            simulation.simulated.deployment,
-            case.plan,
-            seed=case.seed,
-            timeout_s=simulation.timeout_s,
-            keeps_spans=case.keeps_spans,
-            note=(lambda _: None) if advance is None else (lambda _: advance()),
-        )
-    except (CannotStart, TimeoutError, VirtualTimeError, OSError) as error:
-        raise CliError(
-            f"the cluster cannot be simulated: {error or 'it does not get ready in time'}", caller=True
-        ) from None
-    return replace(outcome, rate=case.plan.rate if case.rate is None else case.rate)
-
-
-def _counted(simulation: Simulation, outcome: Outcome) -> Outcome:
-    """Only the requests after the warm-up, whose end is the beginning then."""
-    numbers = [at for at, record in enumerate(outcome.records) if record.planned.arrival_s >= simulation.warm_up_s]
-    records = [outcome.records[at] for at in numbers]
-    return replace(
-        outcome,
-        records=[
-            replace(record, planned=replace(record.planned, arrival_s=record.planned.arrival_s - simulation.warm_up_s))
-            for record in records
-        ],
-        timelines=[outcome.timelines[at] for at in numbers],
-    )
-
-
-def _refuse_impossible(simulation: Simulation, cases: Sequence[_Case]) -> None:
+def _refuse_impossible(simulation: Simulation, cases: Sequence[Case]) -> None:
     """Raise WorkloadError if no request is counted, or none of the first could be served."""
     deployment = simulation.simulated.deployment
     for case in cases:
         requests = case.plan.requests
         if not any(planned.arrival_s >= simulation.warm_up_s for planned in requests):
-            raise WorkloadError(f"--warm-up {simulation.warm_up_s:g}: no request comes after it")
+            at = "" if case.rate is None else f" at {case.rate:g} requests/s"
+            raise WorkloadError(f"--warm-up {simulation.warm_up_s:g}: no request comes after it{at}")
         faults = [_fault_of(deployment, planned) for planned in requests[:_TRIED]]
         if all(faults):
             raise WorkloadError(f"no request can be served: {faults[0]}")
@@ -203,100 +155,123 @@ def _fault_of(deployment: Deployment, planned: Planned) -> str:
     return ""
 
 
-def _report(simulation: Simulation, outcome: Outcome) -> Report:
-    return summarize(outcome.records, simulation.objectives, outcome.rate)
-
-
-def _show(simulation: Simulation, outcomes: Sequence[Outcome], console: Console) -> None:
+def _show(simulation: Simulation, outcomes: Sequence[Outcome], search: GoodputSearch | None, console: Console) -> None:
+    reports = [simulation.report(outcome) for outcome in outcomes]
     if len(outcomes) == 1:
         [outcome] = outcomes
-        console.print(show.run_table(_report(simulation, outcome)))
+        console.print(show.run_table(reports[0]))
         table = Table("mean time to the first token", *STEPS, box=None, pad_edge=False, header_style="dim")
         for kind, steps in waterfall(outcome).items():
             table.add_row(kind, *(f"{1000 * steps[step]:.1f} ms" for step in STEPS))
         console.print(table)
         busy = Table("instance", "device", "busy", box=None, pad_edge=False, header_style="dim")
         for use in outcome.instances:
-            shares = (f"{work} {spent_s / max(use.lasted_s, 1e-9):.0%}" for work, spent_s in use.busy_s.items())
             busy.add_row(
-                use.name, use.device if use.devices == 1 else f"{use.devices} x {use.device}", ", ".join(shares)
+                use.name, use.hardware, ", ".join(f"{work} {part:.0%}" for work, part in use.busy_shares.items())
             )
         console.print(busy)
         for decision in outcome.decisions:
             console.print(f"{decision.at_s:8.1f} s  {decision.text}", soft_wrap=True)
     else:
-        console.print(show.sweep_table([_report(simulation, outcome) for outcome in outcomes]))
-    if (best := goodput(simulation, outcomes)) is not None and len(simulation.workload.rates) > 1:
-        console.print(
-            f"goodput {best:.3g} requests/s (the highest rate with at least {simulation.attainment:.0%} attainment on average)"
-        )
-    for outcome in outcomes:
-        if price := _price(simulation, outcome):
+        console.print(show.sweep_table(reports))
+    if search is None and len(simulation.workload.rates) > 1:
+        show.print_goodput(reports, simulation.attainment, console)
+    for outcome in _chosen(outcomes, search):
+        if (price := price_of(simulation, outcome, simulation.report(outcome))) is not None:
             console.print(f"price at {outcome.rate:.3g} requests/s: {price}", soft_wrap=True)
+    if (found := None if search is None else search.found()) is not None:
+        console.print(str(found), soft_wrap=True)
+    print_effort(outcomes, console)
+
+
+def print_effort(outcomes: Sequence[Outcome], console: Console) -> None:
+    """How the runs came about, and what they took."""
     took_s = sum(outcome.took_s for outcome in outcomes)
     requests = sum(len(outcome.records) for outcome in outcomes)
     console.print(f"{requests} requests simulated by {MODE} in {took_s:.1f} s of CPU", style="dim")
 
 
-def goodput(simulation: Simulation, outcomes: Sequence[Outcome]) -> float | None:
-    """The highest rate at which the runs of all seeds together meet the objectives; None without objectives."""
-    if not simulation.objectives.any:
-        return None
-    shares: dict[float, list[float]] = {}
-    for outcome in outcomes:
-        shares.setdefault(outcome.rate, []).append(_report(simulation, outcome).attainment or 0.0)
-    met = [rate for rate, of_rate in shares.items() if sum(of_rate) / len(of_rate) >= simulation.attainment]
-    return max(met, default=0.0)
+def _chosen(outcomes: Sequence[Outcome], search: GoodputSearch | None) -> Sequence[Outcome]:
+    """The runs to be shown in full: after a search those at the rates that it found."""
+    if search is None:
+        return outcomes
+    if (found := search.found()) is None:
+        return []
+    return [outcome for outcome in outcomes if found.by_seed[outcome.seed] == outcome.rate]
 
 
-def _price(simulation: Simulation, outcome: Outcome) -> str:
-    """What the devices of a run cost; empty where one has no price, or nothing was answered."""
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What the devices of a run cost, in dollars."""
+
+    per_hour: float
+    per_thousand_requests: float
+    per_million_tokens: float
+
+    def __str__(self) -> str:
+        return (
+            f"${self.per_hour:.2f} per hour, ${self.per_thousand_requests:.2f} per thousand requests, "
+            f"${self.per_million_tokens:.2f} per million tokens"
+        )
+
+
+def price_of(simulation: Simulation, outcome: Outcome, report: Report) -> Price | None:
+    """None where a device has no price, or nothing was answered."""
     hours, prices = outcome.device_hours(), simulation.simulated.prices
-    report = _report(simulation, outcome)
     if not hours or not hours.keys() <= prices.keys() or not report.answered:
-        return ""
+        return None
     lasted_s = max(outcome.ended_s, 1e-9)
     per_hour = sum(spent * prices[device] for device, spent in hours.items()) * 3600 / lasted_s
     dollars = per_hour * (lasted_s - simulation.warm_up_s) / 3600
-    return (
-        f"${per_hour:.2f} per hour, ${1000 * dollars / report.answered:.2f} per thousand requests, "
-        f"${1e6 * dollars / (report.output_tokens + report.prompt_tokens):.2f} per million tokens"
-    )
+    tokens = report.output_tokens + report.prompt_tokens
+    return Price(per_hour, 1000 * dollars / report.answered, 1e6 * dollars / tokens)
 
 
-def _write(simulation: Simulation, outcomes: Sequence[Outcome], outputs: Outputs) -> None:
+def _write(
+    simulation: Simulation,
+    outcomes: Sequence[Outcome],
+    search: GoodputSearch | None,
+    outputs: Outputs,
+    *,
+    is_whole: bool,
+) -> None:
     """Raises CliError."""
-    try:
-        if outputs.json_file is not None:
-            outputs.json_file.write_text(json.dumps(_document(simulation, outcomes), indent=1) + "\n")
-        if outputs.report is not None:
-            page = html.Page(
-                f"Simulation of {simulation.simulated.deployment.model.model_id}",
-                simulation.settings,
-                (f"simulated by {MODE}", *simulation.simulated.notes),
-                simulation.objectives,
-                simulation.simulated.prices,
-            )
-            outputs.report.write_text(html.page(page, outcomes))
-        if outputs.trace is not None:
-            perfetto.write(outputs.trace, outcomes[0])
-    except OSError as error:
-        raise CliError(f"cannot write {error.filename}: {error.strerror}", caller=True) from None
+    page = html.Page(
+        f"Simulation of {simulation.simulated.deployment.model.model_id}",
+        simulation.settings,
+        (f"simulated by {MODE}", *simulation.simulated.notes, *(() if is_whole else (INTERRUPTED,))),
+        simulation.objectives,
+        simulation.simulated.prices,
+        () if search is None else (search.finding,),
+        outcomes,
+        in_full=_chosen(outcomes, search),
+    )
+    document = document_of(simulation, outcomes, search, is_whole=is_whole)
+    outputs.write(document, page, outcomes[0])
 
 
-def _document(simulation: Simulation, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def document_of(
+    simulation: Simulation, outcomes: Sequence[Outcome], search: GoodputSearch | None, *, is_whole: bool
+) -> dict[str, Any]:
+    """All results as JSON."""
+    reports = [simulation.report(outcome) for outcome in outcomes]
+    found = None if search is None else search.found()
+    rate = goodput(reports, simulation.attainment) if search is None else found and found.interval.mean
     return {
         "mode": MODE,
         "costs": list(simulation.simulated.notes),
         "settings": dict(simulation.settings),
         "objectives": asdict(simulation.objectives) | {"attainment": simulation.attainment},
-        "goodput_rps": goodput(simulation, outcomes),
+        "interrupted": not is_whole,
+        "goodput_rps": rate,
+        "goodput": None if found is None else found.document(),
+        "no_goodput": "" if search is None else search.fault,
         "runs": [
             {
                 "rate": outcome.rate,
                 "seed": outcome.seed,
                 "took_s": outcome.took_s,
-                "report": _report(simulation, outcome).document(),
+                "report": report.document(),
                 "waterfall_s": waterfall(outcome),
                 "instances": [asdict(use) for use in outcome.instances],
                 "device_hours": dict(outcome.device_hours()),
@@ -317,6 +292,6 @@ def _document(simulation: Simulation, outcomes: Sequence[Outcome]) -> dict[str, 
                     for record in outcome.records
                 ],
             }
-            for outcome in outcomes
+            for outcome, report in zip(outcomes, reports, strict=True)
         ],
     }

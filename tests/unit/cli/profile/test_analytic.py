@@ -84,7 +84,9 @@ def test_what_does_not_fit_says_by_how_much_and_what_would(config: Path, tmp_pat
     [
         (("--device", "h101"), "there is no device 'h101'; there are a100-40, a100-80, ascend-910b"),
         (("--model", "/nowhere"), "'/nowhere' is neither a local directory nor the name of a repository"),
-        (("--quick",), "--quick and --plot are for measured profiles"),
+        (("--quick", "--plot"), "--quick and --plot would have no effect"),
+        (("--kv-cache-mib", "64"), "--kv-cache-mib would have no effect"),
+        (("--slo-factor", "3"), "--slo-factor would have no effect"),
         (("--calibrate-model", "demo"), "--calibrate-model goes with --calibrate"),
     ],
 )

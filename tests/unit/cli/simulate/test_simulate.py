@@ -1,11 +1,17 @@
 """``triptych simulate`` through the command line."""
 
 import json
+import os
 import re
 import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rich.progress import Progress
 from typer.testing import CliRunner
 
 from tests.unit.families.test_architecture import PUBLISHED
@@ -55,7 +61,7 @@ def test_a_configuration_alone_is_simulated_on_a_device(config: Path, tmp_path: 
 def test_a_sweep_finds_the_goodput_over_several_seeds(config: Path, tmp_path: Path) -> None:
     report = tmp_path / "report.html"
     said = triptych(
-        *("--model", config, "--device", "l40s", "--sweep", "1,60", "--duration", 8, "--seeds", 2),
+        *("--model", config, "--device", "l40s", "--sweep", "1,25", "--duration", 8, "--seeds", 2),
         *("--slo-ttft-ms", 1000, "--report", report),
     )
     assert "goodput 1 requests/s" in said
@@ -65,6 +71,220 @@ def test_a_sweep_finds_the_goodput_over_several_seeds(config: Path, tmp_path: Pa
     assert "http" not in page.replace("http://www.w3.org/", "").replace("http://purl.org/", "").replace(
         "http://creativecommons.org/", ""
     ), "nothing is fetched"
+
+
+SEARCHED: tuple[str | float, ...] = (
+    "--device",
+    "l4",
+    "--roles",
+    "EPD:1",
+    "--images",
+    2,
+    "--output-tokens",
+    2,
+    "--duration",
+    5,
+    "--seeds",
+    2,
+)
+
+
+def test_the_goodput_is_found_between_two_rates_with_its_interval(config: Path, tmp_path: Path) -> None:
+    results, report = tmp_path / "results.json", tmp_path / "report.html"
+    said = triptych(
+        *("--model", config, *SEARCHED, "--goodput", "0.5..64", "--slo-ttft-ms", 2000, "--attainment", 0.8),
+        *("--warm-up", 1, "--json", results, "--report", report),
+    )
+    document = json.loads(results.read_text())
+    found = document["goodput"]
+    least, most = sorted(found["by_seed"].values())
+    assert 0.5 < least <= most < 64
+    assert found["mean_rps"] == document["goodput_rps"] == pytest.approx((least + most) / 2)
+    low, high = found["interval_rps"]
+    assert (high - low) / 2 == pytest.approx(12.7062 * (most - least) / 2, abs=1e-3), "t of two values"
+    assert f"goodput {found['mean_rps']:.3g} requests/s" in said
+    assert "at least 80% of the requests (those of the first 1 s do not count) get a TTFT of at most 2000 ms" in said, (
+        "the definition is beside the figure"
+    )
+    for seed, rate in found["by_seed"].items():
+        runs = {run["rate"]: run["report"]["attainment"] for run in document["runs"] if run["seed"] == int(seed)}
+        assert runs[rate] >= 0.8
+        assert any(share < 0.8 and rate < tried <= 1.02 * rate for tried, share in runs.items())
+    assert report.read_text().count("Over time") == 2, "the runs at the goodput of each seed"
+
+
+def test_runs_of_a_seed_have_the_same_requests_at_every_rate_and_in_every_cluster(config: Path, tmp_path: Path) -> None:
+    runs = []
+    for number, placement in enumerate(("E:1,PD:1", "EPD:2")):
+        results = tmp_path / f"{number}.json"
+        triptych(
+            *("--model", config, "--roles", placement, "--sweep", "2,6", "--duration", 8, "--text-tokens", "8,50,90"),
+            *("--images", "0,1,2", "--output-tokens", "2,5", "--json", results),
+        )
+        runs += json.loads(results.read_text())["runs"]
+    assert len(runs) == 4
+    slow = runs[0]["requests"]
+    for run in runs[1:]:
+        assert len(run["requests"]) >= len(slow) > 8
+        for first, request in zip(slow, run["requests"], strict=False):
+            assert request["arrival_s"] * run["rate"] == pytest.approx(first["arrival_s"] * 2, abs=1e-4)
+            assert [request[part] for part in ("kind", "prompt_tokens", "tokens")] == [
+                first[part] for part in ("kind", "prompt_tokens", "tokens")
+            ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--goodput", "15..60"), "even at 15 requests/s, the least rate"),
+        (("--goodput", "0.2..0.4"), "no limit is found, as at 0.4 requests/s, the highest rate"),
+    ],
+)
+def test_a_bracket_without_the_limit_is_refused_with_what_was_tried(
+    config: Path, tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    results = tmp_path / "results.json"
+    said = triptych(
+        *("--model", config, *SEARCHED, "--duration", 3, *arguments, "--slo-ttft-ms", 2000, "--json", results), status=2
+    )
+    assert message in said
+    document = json.loads(results.read_text())
+    assert (document["goodput"], document["goodput_rps"]) == (None, None)
+    assert message in document["no_goodput"]
+    assert document["runs"]
+
+
+def pair(config: Path, tmp_path: Path, first: str, second: str) -> tuple[Path, Path]:
+    paths = tmp_path / "a.toml", tmp_path / "b.toml"
+    for path, text in zip(paths, (first, second), strict=True):
+        path.write_text(f'model = "{config}"\n{text}\n')
+    return paths
+
+
+def test_two_scenarios_are_compared_over_the_same_requests(config: Path, tmp_path: Path) -> None:
+    files = pair(config, tmp_path, 'device = "l40s"\nroles = "EPD:1"', 'device = "h100"\nroles = "EPD:1"\nrate = 9')
+    results, report = tmp_path / "results.json", tmp_path / "report.html"
+    said = triptych(
+        *("--compare", *files, "--rate", 3, "--seeds", 2, "--duration", 6, "--output-tokens", 4, "--slo-ttft-ms", 200),
+        *("--json", results, "--report", report),
+    )
+    document = json.loads(results.read_text())
+    assert document["compared"] == ["a.toml", "b.toml"]
+    differences = {entry["figure"]: entry for entry in document["differences"]}
+    ttft = differences["TTFT mean"]
+    means = [[run["report"]["ttft"]["mean_s"] for run in simulation["runs"]] for simulation in document["simulations"]]
+    by_seed = [second - first for first, second in zip(*means, strict=True)]
+    assert ttft["difference"] == pytest.approx(sum(by_seed) / 2)
+    assert ttft["interval"][1] - ttft["difference"] == pytest.approx(
+        12.7062 * abs(by_seed[0] - by_seed[1]) / 2, rel=1e-3
+    )
+    assert ttft["difference"] < 0 < differences["attainment"]["difference"]
+    requests = [
+        [[request["arrival_s"] for request in run["requests"]] for run in simulation["runs"]]
+        for simulation in document["simulations"]
+    ]
+    assert requests[0] == requests[1]
+    assert "b.toml - a.toml" in said
+    assert "TTFT mean" in report.read_text()
+    assert "l40s | h100" in report.read_text()
+
+
+def test_the_goodput_of_two_scenarios_is_compared(config: Path, tmp_path: Path) -> None:
+    files = pair(config, tmp_path, 'device = "l40s"', 'device = "h100"')
+    results = tmp_path / "results.json"
+    arguments = ("--roles", "EPD:1", "--images", 2, "--output-tokens", 2, "--duration", 4, "--seeds", 1)
+    said = triptych(*("--compare", *files, *arguments, "--goodput", "0.5..64", "--slo-ttft-ms", 600, "--json", results))
+    document = json.loads(results.read_text())
+    [difference] = document["differences"]
+    found = [simulation["goodput"]["mean_rps"] for simulation in document["simulations"]]
+    assert difference["means"] == found
+    assert difference["difference"] == pytest.approx(found[1] - found[0])
+    assert difference["difference"] > 0
+    assert difference["interval"] is None
+    assert "one seed has no interval" in said
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "arguments", "message"),
+    [
+        ("rate = 2", "rate = 3", (), "a.toml and b.toml have different workloads (asked rates)"),
+        ("rate = 2", "rate = 2\nimages = 3\nwarm_up = 1", (), "different workloads (mix, warm up)"),
+        ("", "", (), "a request rate is missing"),
+        ("rate = 2", "rate = 2\nfault = 'x'", (), "this is of "),
+        ("rate = 2", "rate = 2\ncompare = ['x', 'y']", (), "compare is an option of the command line alone"),
+        ("rate = 2", "rate = 2", ("--perfetto", "trace.json"), "--perfetto shows one run"),
+        ("rate = 2\ntext-tokens = 90000", "rate = 2\ntext-tokens = 90000", (), "a.toml: no request can be served"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(
+    config: Path, tmp_path: Path, first: str, second: str, arguments: tuple[str, ...], message: str
+) -> None:
+    files = pair(config, tmp_path, first, second)
+    assert message in triptych("--compare", *files, *arguments, status=2)
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A shell's background jobs ignore Ctrl-C, and their children as well."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_an_interrupted_run_shows_the_requests_that_had_ended(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = 6
+
+    def advance(_: Progress, __: int) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Progress, "advance", advance)
+    results, report = tmp_path / "results.json", tmp_path / "report.html"
+    said = triptych("--model", config, *SHORT, "--json", results, "--report", report, status=130)
+    document = json.loads(results.read_text())
+    [run] = document["runs"]
+    assert document["interrupted"]
+    assert len(run["requests"]) == run["report"]["answered"] == 6
+    assert re.search(r"interrupted: 6 of \d\d requests had ended", said)
+    assert "TTFT" in said
+    assert "interrupted: these are the figures of what had ended" in report.read_text()
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_interrupted_runs_leave_no_process(config: Path) -> None:
+    arguments = ("--model", config, "--sweep", "300,400", "--duration", 300, "--output-tokens", 2, "--images", 0)
+    command = [sys.executable, "-m", "triptych.cli", "simulate", *map(str, arguments)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        workers: list[str] = []
+        while len(workers) < 3:  # two, and what tracks their resources
+            assert process.poll() is None
+            workers = children.read_text().split()
+        os.killpg(process.pid, signal.SIGINT)
+        said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted: 0 runs had ended" in said
+    while any(map(is_there, workers)):
+        pass  # the test's own limit ends it
+
+
+def is_there(pid: str) -> bool:
+    """Whether a process runs; one that has ended may still be listed."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_a_cluster_that_does_not_start_in_a_process_is_one_line(config: Path) -> None:
+    slow = ("--control-ms", 1000, "--control-timeout-s", 0.5)
+    said = triptych("--model", config, *SHORT, "--seeds", 2, *slow, status=2)
+    assert "the cluster cannot be simulated: it does not get ready in time" in said
 
 
 def test_options_come_from_a_file_and_are_overridden(config: Path, tmp_path: Path) -> None:
@@ -119,12 +339,22 @@ def test_the_demo_model_is_simulated_with_measured_profiles(tmp_path: Path) -> N
         (("--rate", 1, "--images", "many"), "is not VALUE or VALUE:WEIGHT"),
         (("--rate", 1, "--max-seqences", "8"), "did you mean --max-sequences"),
         (("--rate", 1, "--json", "/proc/nowhere/results.json"), "cannot write"),
+        (("--goodput", "1..8"), "--goodput needs objectives"),
+        (("--goodput", "8..1", "--slo-ttft-ms", 500), "write the least and the highest rate"),
+        (("--goodput", "1..8", "--rate", 2, "--slo-ttft-ms", 500), "leave out --rate and --sweep"),
+        (("--goodput", "1..1e6", "--slo-ttft-ms", 500), "more than 1,000,000 requests"),
     ],
 )
 def test_what_cannot_be_simulated_is_refused_before_anything_runs(
     config: Path, arguments: tuple[str | float, ...], message: str
 ) -> None:
     assert message in triptych("--model", config, *arguments, status=2)
+
+
+def test_a_refused_simulation_leaves_no_file(config: Path, tmp_path: Path) -> None:
+    results = tmp_path / "out" / "results.json"
+    triptych("--model", config, "--rate", 1, "--text-tokens", 90_000, "--json", results, status=2)
+    assert not results.exists()
 
 
 def test_profiles_of_another_model_or_device_are_refused(config: Path, tmp_path: Path) -> None:
@@ -200,7 +430,7 @@ def test_the_commands_of_the_page_run(config: Path, tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "scenario.toml").write_text(next(text for kind, text in blocks if kind == "toml"))
     commands = [shlex.split(text.replace("\\\n", " ")) for kind, text in blocks if kind == "sh"]
-    assert len(commands) == 2
+    assert len(commands) == 3
     for program, command, *arguments in commands:
         assert (program, command) == ("triptych", "simulate")
         assert "requests simulated by services" in triptych(*arguments, "--duration", 4)

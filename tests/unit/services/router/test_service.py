@@ -1,6 +1,7 @@
 """The router over in-process instances, under virtual time. ``bench`` checks after each test that nothing is held."""
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -46,6 +47,7 @@ from triptych.machine.router.expected_output import AnswerClass
 from triptych.policy.admission import RequestBounds, ServerBounds
 from triptych.services.router.settings import RouterSettings
 from triptych.virtual.virtual_time import run
+from triptych.wire.documents import recent_document
 
 JSON = ResponseFormat(Grammar.JSON_OBJECT)
 """Which no tokenizer without bytes can be held to."""
@@ -156,6 +158,48 @@ async def test_the_timeline_of_a_running_request_can_be_seen_and_history_is_boun
         with pytest.raises(NotFound):
             await made.router.timeline("r0")
         assert (await made.router.timeline("r2")).outcome is Outcome.DONE
+
+
+@virtual
+async def test_ended_chats_are_told_without_contents_and_those_no_longer_kept_are_counted() -> None:
+    async with bench(settings=RouterSettings(history_requests=2)) as made:
+        router, began_s = made.router, asyncio.get_running_loop().time()
+        assert router.recent_chats(None).position == 0
+        async with asyncio.TaskGroup() as group:
+            group.create_task(collect(router, ask("r0", [image(1), image(2)])))
+            await asyncio.sleep(0.005)
+            assert router.recent_chats(0).chats == []
+            [since_s] = router.recent_chats(0).running_since_s
+            assert since_s == pytest.approx(began_s, abs=0.001)
+        await asyncio.sleep(2)
+        recent = router.recent_chats(0)
+        [chat] = recent.chats
+        assert (recent.position, recent.missed, recent.running_since_s) == (1, 0, [])
+        assert chat.started_s == pytest.approx(began_s, abs=0.001)
+        assert len(chat.shape.media) == 2
+        assert 0 < chat.shape.item_tokens < chat.shape.prompt_tokens == chat.timeline.prompt_tokens
+        document = recent_document(recent)
+        assert document["requests"][0]["images"] == [[info.width, info.height] for info in chat.shape.media]
+        assert document["requests"][0]["came_s"] == pytest.approx(recent.now_s - chat.started_s, abs=1e-5)
+        assert "r0" not in json.dumps(document)
+        for number in (1, 2, 3):
+            await collect(router, ask(f"r{number}"))
+        await asyncio.sleep(2)
+        recent = router.recent_chats(1)
+        assert (recent.position, recent.missed, len(recent.chats), recent.left) == (4, 1, 2, 0)
+        assert router.recent_chats(4).chats == router.recent_chats(9).chats == router.recent_chats(None).chats == []
+
+
+@virtual
+async def test_chats_that_were_refused_or_never_prepared_are_counted_apart() -> None:
+    async with bench() as made:
+        with pytest.raises(TriptychError):
+            await collect(made.router, replace(ask("r0"), timeout_s=0))
+        with pytest.raises(TriptychError):
+            await collect(made.router, ask("r1", [b"no image"]))
+        await asyncio.sleep(2)
+        recent = made.router.recent_chats(0)
+        assert (recent.refused, recent.unprepared, recent.chats) == (1, 1, [])
 
 
 @virtual
