@@ -12,6 +12,8 @@ from triptych.domain.stage import ModelPart, Stage
 from triptych.errors import TriptychError
 from triptych.machine.arena.published import PublishedContents
 from triptych.machine.stage_states import StageStates
+from triptych.machine.text.device_turns import DeviceTurns
+from triptych.policy.iteration import ImageBudget
 from triptych.ports import Offload, TextEngine
 from triptych.runtime.process import CannotStart
 from triptych.runtime.world import World
@@ -188,14 +190,17 @@ def _scheduler(
     if loaded.engine.sharing is None:
         raise CannotStart(f"engine {settings.engine.engine} cannot share its device with an encoder")
     return DeviceScheduler(
-        loaded.engine.sharing,
-        built.service.batcher,
-        encoder.budget,
+        loaded.engine.sharing, built.service.batcher, encoder.budget, turns_of(settings, encoder.budget), world.clock
+    )
+
+
+def turns_of(settings: TextSettings, budget: ImageBudget | None) -> DeviceTurns:
+    """``budget``: of one batch of the encoder; None for only its own limits."""
+    return DeviceTurns(
         settings.encode_patience_s,
-        world.clock,
         by_queue_position=not settings.widest.serves(Stage.DECODE),
         encode_first=settings.encode_first,
-        encode_share=settings.encode_share if encoder.budget is None else 1.0,
+        encode_share=settings.encode_share if budget is None else 1.0,
     )
 
 

@@ -212,11 +212,11 @@ class EngineLoop:
                     )
                 )
                 encoder = self._scheduler if iteration.encode else None
-                if encoder is not None and encoder.encode_first:
+                if encoder is not None and encoder.turns.encode_first:
                     await encoder.encode()
                 if self._can_step or self._is_lost:
                     await self._step(iteration)
-                if encoder is not None and not encoder.encode_first:
+                if encoder is not None and not encoder.turns.encode_first:
                     await encoder.encode()
                 self._on_change()
                 # Let readers run between steps even if the engine runs on this thread (virtual time).

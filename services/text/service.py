@@ -106,7 +106,7 @@ class TextService:
             kv.store.on_change(self._watched_load.notify)
         self._kv_kind = None if engine.kv is None else engine.kv.kind
         tpot_slo_s = settings.engine_options.tpot_slo_s
-        is_lender = scheduler is not None and scheduler.encode_first
+        is_lender = scheduler is not None and scheduler.turns.encode_first
         self._serving = Serving(
             settings=settings,
             engine=engine,

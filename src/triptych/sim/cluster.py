@@ -291,10 +291,10 @@ class SimCluster:
 
     def _add(self, name: str, role: Role) -> Node:
         node = self.nodes[name] = Node(name, role, self)
-        speeds = dict(self.links.speeds)
+        speeds = dict(self.links.flows.speeds)
         for direction in ("out of", "into"):
             speeds[f"{direction} {name}"] = self.deployment.kinds[role].link
-        self.links.speeds = speeds
+        self.links.flows.speeds = speeds
         return node
 
     async def _before_pull(self, reader: str, ticket: Ticket) -> None:

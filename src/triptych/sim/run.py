@@ -91,7 +91,7 @@ class _Run:
             ended_s = loop.time() - self._began_s
             uses = [use for node in cluster.nodes.values() for use in node.used(loop.time())]
             spans = [span for node in cluster.nodes.values() for span in node.activity.spans]
-            moved = dict(cluster.links.moved)
+            moved = dict(cluster.links.flows.moved)
         first_s = self._began_s
         return lambda took_s: Outcome(
             rate=self._plan.rate,
