@@ -145,13 +145,9 @@ class DelayTextEngine:
         prefix_tokens: int = 0,
         sleep: Sleep = time.sleep,
     ) -> None:
-        token_nbytes = costs.profile.measured.kv_token_nbytes
         self.model = model
-        self.kv_tokens = options.kv_cache_bytes // token_nbytes if token_nbytes else _MANY_TOKENS
+        self.kv_tokens, kind = kv_memory(model, costs, options)
         self.kv_block_tokens = 1
-        heads_nbytes = 2 * model.dtype.itemsize
-        head_size = token_nbytes // heads_nbytes or model.hidden_size
-        kind = KvKind(model.revision, model.dtype, layers=1, heads=1, head_size=head_size)
         self.placeholder_ids = family.placeholder_ids
         self._costs = costs
         self._max_sequences = options.max_sequences
@@ -294,7 +290,6 @@ class DelayKvAccess:
     """``ports.KvAccess``: keys and values are whatever the memory has. The choices of a request have one state."""
 
     kind: KvKind
-    """As many bytes as the profile says, else those of one layer."""
     _batch: CountedBatch[_Sequence]
     _token: int
     """Each token of an answer."""
@@ -346,6 +341,14 @@ class DelayKvAccess:
 
     def arrived(self, request_id: str) -> None:
         self._batch.end_arrival(request_id)
+
+
+def kv_memory(model: ModelInfo, costs: Costs, options: EngineOptions) -> tuple[int, KvKind]:
+    """The positions that KV memory has room for, and the kind of what is in it: as many bytes as the profile says, else those of one layer."""
+    token_nbytes = costs.profile.measured.kv_token_nbytes
+    head_size = token_nbytes // (2 * model.dtype.itemsize) or model.hidden_size
+    kind = KvKind(model.revision, model.dtype, layers=1, heads=1, head_size=head_size)
+    return options.kv_cache_bytes // token_nbytes if token_nbytes else _MANY_TOKENS, kind
 
 
 def delay_costs(path: Path, part: ModelPart) -> Costs:

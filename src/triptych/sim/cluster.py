@@ -10,7 +10,7 @@ from typing import Any
 
 from triptych import ports
 from triptych.domain.embedding import Ticket
-from triptych.domain.instance import ServedPart
+from triptych.domain.instance import InstanceLoad, ServedPart
 from triptych.domain.membership import MemberKind
 from triptych.domain.pool import Registration
 from triptych.domain.scaling import PoolName
@@ -223,6 +223,15 @@ class Node:
             now_s = self._cluster.now_s
             self.uses[-1].end_s, self.uses[-1].after = now_s, self.activity.until(now_s)
         await self._life.aclose()
+
+    def load(self) -> InstanceLoad:
+        """Of one that is up."""
+        load: InstanceLoad = self.service.load()
+        return load
+
+    def until(self, now_s: float) -> dict[Busy, float]:
+        """Seconds by kind of work until now, of all incarnations."""
+        return self.activity.until(now_s)
 
     def used(self, end_s: float) -> list[InstanceUse]:
         """What its incarnations did until ``end_s``."""

@@ -271,6 +271,11 @@ class CountedBatch(Generic[S]):
             context_tokens += choices * (sequence.prompt_tokens + sequence.sent)
         return decodes, context_tokens
 
+    @property
+    def decoding_sequences(self) -> tuple[S, ...]:
+        """Those that get a token with each step, in the order in which they started."""
+        return tuple(self._decodes())
+
     def _decodes(self) -> list[S]:
         if self._decoding is None:
             self._decoding = [

@@ -41,7 +41,9 @@ class DeviceTurns:
         None if there are none. ``item`` is asked for with ``by_queue_position`` only.
         """
         if self.encode_first:
-            return self._encode_first(now_s, prefill_ready=prompt is not None, encode_ready=item_waits_since_s is not None)
+            return self._encode_first(
+                now_s, prefill_ready=prompt is not None, encode_ready=item_waits_since_s is not None
+            )
         if self.by_queue_position:
             return by_queue_position(prompt=prompt, item=item)
         if can_step and self._owed_s > 0:
