@@ -21,6 +21,7 @@ from ..outcome import Busy, InstanceUse  # noqa: TID252
 from ..scenario import Deployment, InstanceKind  # noqa: TID252
 from .agenda import Agenda
 from .encoder import EncodeCall, SimArena, SimEncoder
+from .kv import SimKvStore
 from .pulls import SimLinks, SimReceiver
 from .reports import Reporter
 from .router import SimRouter
@@ -71,7 +72,7 @@ class SimNode:
             max_pull_s=(deployment.encoder if encodes else settings).transfers.max_pull_s,
             limits=(deployment.encoder if encodes else deployment.texts[self.role]).leases,
         )
-        return SimArena(machine, self._cluster.agenda, self._reporter.notify)
+        return SimArena(machine, self.id, self._cluster.agenda, self._reporter.notify)
 
     def _encoder(self) -> SimEncoder:
         deployment = self._cluster.deployment
@@ -104,11 +105,12 @@ class SimNode:
             sweep_interval_s=settings.sweep_interval_s,
         )
         budget = deployment.image_budgets.get(self.role)
+        kv_tokens, kv_kind = kv_memory(deployment.model, costs, options)
         return SimText(
             settings,
             costs,
             CountedBatch(
-                kv_tokens=kv_memory(deployment.model, costs, options)[0],
+                kv_tokens=kv_tokens,
                 max_sequences=options.max_sequences,
                 token_budget=options.most_step_tokens,
             ),
@@ -120,6 +122,8 @@ class SimNode:
             encoder=self.encoder,
             turns=None if self.encoder is None else turns_of(settings, budget),
             budget=budget,
+            store=SimKvStore(self.holding, kv_kind, cluster.agenda, shared=self.encoder is not None),
+            copied_bytes_per_s=self.kind.copied_bytes_per_s,
         )
 
     # --- as its router sees it ---------------------------------------------------------------------------------------

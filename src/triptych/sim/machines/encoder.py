@@ -56,8 +56,13 @@ class _Flight:
 class SimArena:
     """Memory that an instance holds for others, as ``transport.arena_store.ArenaStore``, without contents."""
 
-    def __init__(self, machine: ArenaMachine, agenda: Agenda, on_change: Callable[[], None]) -> None:
+    def __init__(self, machine: ArenaMachine, holder: str, agenda: Agenda, on_change: Callable[[], None]) -> None:
         self.machine = machine
+        self.holder = holder
+        """The name of the instance."""
+        self.before_change: Callable[[], None] = lambda: None
+        """Called before ``on_change``."""
+        self._awaited: dict[LeaseId, Callable[[], None]] = {}
         self._agenda = agenda
         self.on_change = on_change
 
@@ -67,6 +72,7 @@ class SimArena:
         for effect in self.machine.handle(event, self._agenda.now_s):
             if not isinstance(effect, arena_events.SlotEvicted | arena_events.Lapsed):
                 answer = effect
+        self.before_change()
         self.on_change()
         return answer
 
@@ -82,7 +88,19 @@ class SimArena:
         """Expire leases."""
         self.handle(arena_events.ArenaTick())
 
+    def when_released(self, lease_ids: Sequence[LeaseId], then: Callable[[], None]) -> None:
+        """Call ``then`` when one of these is released, and when others are, until ``forget``."""
+        self._awaited.update(dict.fromkeys(lease_ids, then))
+
+    def forget(self, lease_ids: Sequence[LeaseId]) -> None:
+        for lease_id in lease_ids:
+            del self._awaited[lease_id]
+
     def release(self, lease_ids: Sequence[LeaseId]) -> None:
+        if self._awaited:
+            for lease_id in lease_ids:
+                if (then := self._awaited.get(lease_id)) is not None:
+                    self._agenda.soon(then)
         self.handle(arena_events.ReleaseLeases(tuple(lease_ids)))
 
 

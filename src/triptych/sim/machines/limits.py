@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from triptych.domain.stage import Stage
 from triptych.workload.requests import Plan
 
 from ..scenario import Deployment  # noqa: TID252 - of the simulator
@@ -44,7 +43,5 @@ def _lacking(deployment: Deployment, plan: Plan) -> Iterator[str]:
         yield "kv-prefixes"
     if deployment.encoder.embedding_files is not None:
         yield "embedding-files"
-    for role in deployment.sizes:
-        if not role.serves(Stage.ENCODE) or role.serves(Stage.PREFILL) or role.serves(Stage.DECODE):
-            if not role.serves(Stage.PREFILL, Stage.DECODE):
-                yield f"role {role.value}"
+    if any(not settings.kv_arena_bytes for settings in deployment.texts.values()):
+        yield "kv-arena-bytes 0"

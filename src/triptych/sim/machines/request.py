@@ -8,12 +8,14 @@ from triptych.domain.embedding import LeaseId, Ticket
 from triptych.domain.encoding import EncodeResult
 from triptych.domain.generation import Finished, Ready
 from triptych.domain.item_plan import ItemPlan
+from triptych.domain.kv_segment import SealedSegment
 from triptych.domain.timeline import Timeline
 from triptych.errors import TriptychError
 from triptych.machine.router.request import RequestMachine, RequestPhase
 from triptych.machine.router.request_events import (
     Abort,
     After,
+    AnswerTransferred,
     Encode,
     End,
     Generate,
@@ -326,6 +328,9 @@ class _Answer(TextCaller):
         request.tokens += count
         if finished is not None:
             request.feed(TextReported(self._credit, finished))
+
+    def transferred(self, segments: tuple[SealedSegment, ...], prefill_s: float) -> None:
+        self._request.feed(AnswerTransferred(self._credit, self._name, segments, prefill_s))
 
     def over(self) -> None:
         self._request.text_ended(self._credit, self._request.call_of(self._credit))

@@ -437,7 +437,7 @@ class SimRouter:
             self.agenda.after(self.control_s, self._nodes[effect.name].encode, call)
 
     def text_call(self, request: SimRequest, effect: Generate) -> TextCall:
-        call = TextCall(effect, request.prompt_tokens, request.output_tokens, request.answer(effect))
+        call = TextCall(effect, request.prompt_tokens, request.output_tokens, request.tokens, request.answer(effect))
         if effect.kind is not AttemptKind.EARLY_PREFILL:
             self._attainment.listeners[Generate](request, effect)  # type: ignore[arg-type]  # it has what is asked for
         return call

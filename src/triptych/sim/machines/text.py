@@ -5,19 +5,23 @@ meanwhile (load reports) is answered as of the last step that has ended.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from heapq import heapify, heappop, heappush
 from itertools import accumulate, count
 
-from triptych.domain.embedding import Ticket
-from triptych.domain.generation import Finished, FinishReason, PullReport, Ready
+from triptych.domain.embedding import LeaseId, Ticket
+from triptych.domain.generation import Finished, FinishReason, KvReport, PullReport, Ready
 from triptych.domain.instance import StageLoad
+from triptych.domain.kv_segment import KvSegment, SealedSegment
 from triptych.domain.queue_position import QueuePosition, RelativeQueuePosition
 from triptych.domain.stage import Role, Stage
 from triptych.errors import InvalidRequest, Overloaded, TriptychError
+from triptych.machine.arena.arena_events import Slot
 from triptych.machine.arena.extents import round_up
-from triptych.machine.router.request_events import Generate
+from triptych.machine.router.request_events import AttemptKind, Generate
 from triptych.machine.text.counted_batch import CountedBatch, CountedSequence, CountedStep
 from triptych.machine.text.device_turns import DeviceTurns
 from triptych.machine.text.tensor_events import Acquire, CachedSlot
@@ -29,6 +33,7 @@ from triptych.services.text.settings import TextSettings
 from ..engines import Activity  # noqa: TID252 - of the simulator
 from .agenda import Agenda
 from .encoder import SimEncoder
+from .kv import KvExport, KvImport, SimKvStore
 from .pulls import SimReceiver
 from .reports import Reporter
 
@@ -36,6 +41,8 @@ _BOTH = frozenset({Stage.PREFILL, Stage.DECODE})
 _ALONE = Iteration(prefill=True, encode=False)
 _SPARE = 64
 """Entries of the heap of times that are tolerated for requests that have begun or gone."""
+_MOST_UNCLAIMED_S = 0.1
+"""Longest wait for a sign that the caller has got the leases of a transfer."""
 _MOST_STEPS = 4096
 """Steps that are made at once at most."""
 
@@ -47,8 +54,11 @@ class Caller:
 
     def tokens(self, count: int, finished: Finished | None) -> None: ...
 
+    def transferred(self, segments: tuple[SealedSegment, ...], prefill_s: float) -> None:
+        """The answer goes on elsewhere, with these keys and values."""
+
     def over(self) -> None:
-        """The call has ended, and ``finished`` has come."""
+        """The call has ended, and the answer or ``transferred`` has come."""
 
     def failed(self, error: TriptychError) -> None: ...
 
@@ -64,11 +74,15 @@ class TextCall:
     __slots__ = (
         "answered",
         "arrived_s",
+        "begun",
         "caller",
+        "deadline_s",
         "effect",
+        "export",
         "first_s",
         "free_s",
         "has_first",
+        "import_",
         "in_engine",
         "in_receiver",
         "is_over",
@@ -82,19 +96,25 @@ class TextCall:
         "pull_s",
         "queue_position",
         "reports",
+        "sent_s",
         "sequence",
         "timeout_s",
         "unread",
         "waits",
+        "waits_for_room",
     )
 
-    def __init__(self, effect: Generate, prompt_tokens: int, limit: int, caller: Caller) -> None:
-        """``limit``: tokens of the answer."""
+    def __init__(self, effect: Generate, prompt_tokens: int, limit: int, begun: int, caller: Caller) -> None:
+        """``limit``: tokens of the answer, of which the caller has ``begun`` already."""
         self.effect = effect
         self.name = effect.name
         self.prompt_tokens = prompt_tokens
         self.limit = limit
+        self.begun = begun
         self.caller = caller
+        self.export: KvExport | None = None
+        self.import_: KvImport | None = None
+        self.deadline_s = 0.0
         self.timeout_s = 0.0
         self.position: RelativeQueuePosition
         self.queue_position: QueuePosition
@@ -112,19 +132,32 @@ class TextCall:
         """When its first and last token were there."""
         self.unread = 0
         """Tokens that are there and not sent."""
+        self.waits_for_room: Callable[[Sequence[Slot]], None] | None = None
         self.waits = False
         """It waits for its first token, to send it."""
         self.has_first = False
         """The first token has come to the caller."""
         self.answered = False
         """The first token is sent."""
+        self.sent_s = 0.0
+        """When the first message with tokens was sent."""
         self.free_s = 0.0
         """When it can send the next message, once the first token has come."""
 
     @property
+    def transfers_kv(self) -> bool:
+        """It goes on elsewhere once it has a token."""
+        return self.effect.kind is AttemptKind.PREFILL
+
+    @property
     def tokens(self) -> int:
         """The prompt's, and the most that may be generated here."""
-        return self.prompt_tokens + self.limit
+        return self.prompt_tokens + (1 if self.transfers_kv else self.limit)
+
+    @property
+    def known_tokens(self) -> int:
+        """The prompt's, and those of its answer when it comes."""
+        return self.prompt_tokens + self.begun
 
 
 class SimText:
@@ -144,6 +177,8 @@ class SimText:
         encoder: SimEncoder | None = None,
         turns: DeviceTurns | None = None,
         budget: ImageBudget | None = None,
+        store: SimKvStore,
+        copied_bytes_per_s: float,
     ) -> None:
         """``encoder``: of an instance that encodes as well, in ``turns`` with the batch."""
         self._settings = settings
@@ -157,6 +192,11 @@ class SimText:
         self._encoder = encoder
         self._turns = turns
         self._budget = budget
+        self._store = store
+        self._copied_bytes_per_s = copied_bytes_per_s
+        self._copies: deque[_Copy] = deque()
+        self._followed: dict[TextCall, Callable[[int], None]] = {}
+        self._adding_tokens = 0
         if encoder is not None:
             encoder.on_ready = self._wake
         self._numbers = count()
@@ -186,7 +226,7 @@ class SimText:
         step that has ended.
         """
         done = bisect_right(self._ends_s, self._agenda.now_s) * self._run_choices
-        joining = sum([call.tokens for call in self._joining.values()])
+        joining = self._adding_tokens + sum([call.tokens for call in self._joining.values()])
         tokens = self._pending_tokens - done + joining + self._outside_tokens
         waiting = len(self._joining) + len(self._positions) + self._outside
         running = self._live - len(self._positions)
@@ -216,11 +256,11 @@ class SimText:
         if call.is_over:
             return
         now_s, number, effect = self._agenda.now_s, next(self._numbers), call.effect
-        call.arrived_s = now_s
+        call.arrived_s, call.deadline_s = now_s, now_s + call.timeout_s
         call.job_id = f"{number}"
         call.queue_position = as_called(
             priority=0,
-            deadline_s=now_s + call.timeout_s,
+            deadline_s=call.deadline_s,
             arrived_s=now_s,
             arrival=number,
             position=call.position,
@@ -228,8 +268,14 @@ class SimText:
         tickets = tuple([placement.ticket for placement in effect.placements])
         if (error := self._why_not(tickets)) is not None:
             call.is_over = True
+            for ticket in (*tickets, *(placement.ticket for placement in effect.kv_segments)):
+                self.receiver.release(ticket)
+            self.receiver.copies_gone(call.job_id)
+            self._reporter.notify()
             call.caller.failed(error)
             return
+        if effect.kv_segments:
+            call.import_ = KvImport(call, self._store.kind, self, self._agenda)
         self._jobs.add(call)
         self._outside += 1
         self._outside_tokens += call.tokens
@@ -271,6 +317,19 @@ class SimText:
         self._enter(call)
 
     def _enter(self, call: TextCall) -> None:
+        """Its embeddings are here. What it will transfer needs room first."""
+        if not call.transfers_kv:
+            self._submit(call)
+            return
+        segments = self._store.kind.segments(0, call.known_tokens)
+        call.waits_for_room = partial(self._reserved, call, segments)
+        self._store.reserve(segments, call.queue_position, call.waits_for_room)
+
+    def _reserved(self, call: TextCall, segments: Sequence[KvSegment], slots: Sequence[Slot]) -> None:
+        call.export = KvExport(call, segments, slots, self._store, self, self._agenda)
+        self._submit(call)
+
+    def _submit(self, call: TextCall) -> None:
         """The batch is to have it."""
         self._outside -= 1
         self._outside_tokens -= call.tokens
@@ -280,6 +339,9 @@ class SimText:
             prompt_tokens=call.prompt_tokens,
             limit=call.limit,
             length=call.limit,
+            begun=call.begun,
+            pauses=call.transfers_kv,
+            arriving=0 if call.import_ is None else call.import_.positions,
             queue_position=call.queue_position,
             call=call,
         )
@@ -304,10 +366,16 @@ class SimText:
                 self._leave(call)
         else:
             self.receiver.leave(call.job_id)
+            if call.waits_for_room is not None:
+                self._store.leave(call.waits_for_room)
         if not call.in_receiver:
             for placement in call.effect.placements:
                 self.receiver.release(placement.ticket)
         self.receiver.copies_gone(call.job_id)
+        if call.import_ is not None:
+            call.import_.stop()
+        if call.export is not None:
+            call.export.stop()
         self._jobs.discard(call)
         if not call.in_engine:
             self._outside -= 1
@@ -334,10 +402,14 @@ class SimText:
 
     def _iterate(self) -> None:
         self._is_woken = False
-        self._is_idle = not (self._joining or self._cancelled or self.batch.can_step or self._encode_ready)
-        if self._is_idle:
-            return
-        self._apply()
+        self._is_idle = not (
+            self._joining or self._cancelled or self._copies or self.batch.can_step or self._encode_ready
+        )
+        if not self._is_idle:
+            self._apply()
+
+    def _turn(self) -> None:
+        """What the iteration does besides decodes."""
         iteration = _ALONE
         if self._turns is not None and self._encoder is not None:
             iteration = self._turns.next(
@@ -363,14 +435,15 @@ class SimText:
         return self._encoder is not None and self._encoder.waiting_since_s is not None
 
     def _apply(self) -> None:
-        """Pass cancelled and new requests to the batch, and the new queue positions of those that are lost by now."""
+        """Pass cancelled and new requests to the batch, and the new queue positions of those that are lost by now; and copy."""
         joining, self._joining = self._joining, {}
         for job_id, call in joining.items():
             self._live += 1
             self._positions[job_id] = call.queue_position
             heappush(self._lost_at, (call.queue_position.lost_s, job_id))
-        lost = self._lost_positions()
-        if not (joining or self._cancelled or lost):
+        lost, copies = self._lost_positions(), self._next_copies()
+        if not (joining or self._cancelled or lost or copies):
+            self._turn()
             return
         for job_id in self._cancelled:
             self.batch.cancel(job_id)
@@ -380,14 +453,56 @@ class SimText:
             self.batch.add(call.sequence)
         for job_id, position in lost:
             self.batch.reorder(job_id, position)
+        now_s, took_s, results = self._agenda.now_s, 0.0, list[bool]()
+        for copy in copies:
+            results.append(copy.call())
+            if copy.nbytes and results[-1]:
+                copied_s = copy.nbytes / self._copied_bytes_per_s
+                self._activity.did("copy", now_s + took_s, now_s + took_s + copied_s, copy.nbytes)
+                took_s += copied_s
+        if took_s:
+            self._adding_tokens = sum([call.tokens for call in joining.values()])
+            self._agenda.after(took_s, self._applied, joining, copies, results)
+        else:
+            self._applied(joining, copies, results)
+
+    def _applied(self, joining: Mapping[str, TextCall], copies: Sequence["_Copy"], results: Sequence[bool]) -> None:
+        self._adding_tokens = 0
         self._note()
+        for copy, result in zip(copies, results, strict=True):
+            self._agenda.soon(copy.then, result)
         for job_id in joining:
             self.receiver.leave(job_id)
+        self._turn()
+
+    def _next_copies(self) -> list["_Copy"]:
+        """Those to run now."""
+        copies: list[_Copy] = []
+        nbytes = 0
+        while self._copies and (not copies or nbytes + self._copies[0].nbytes <= self._settings.kv_bytes_per_step):
+            copies.append(self._copies.popleft())
+            nbytes += copies[-1].nbytes
+        return copies
+
+    def between(self, nbytes: int, call: Callable[[], bool], then: Callable[[bool], None]) -> None:
+        """Call ``call`` between two steps, and then ``then`` with its result. ``nbytes``: that are copied if it returns True."""
+        self._copies.append(_Copy(nbytes, call, then))
+        self._wake()
+
+    def follow(self, call: TextCall, tell: Callable[[int], None]) -> None:
+        """Until ``unfollow``, ``tell`` after each call of the engine how many positions are computed."""
+        self._followed[call] = tell
+
+    def unfollow(self, call: TextCall) -> None:
+        self._followed.pop(call, None)
 
     def _note(self) -> None:
         """Remember the load, as of the last call of the engine."""
         self._pending_tokens = self.batch.pending_tokens
         self._free_tokens = self.batch.free_tokens
+        for call, tell in list(self._followed.items()):
+            sequence = self.batch.running.get(call.job_id)
+            tell(0 if sequence is None else sequence.positions)
 
     def _lost_positions(self) -> list[tuple[str, QueuePosition]]:
         if len(self._lost_at) > 2 * len(self._positions) + _SPARE:
@@ -445,8 +560,8 @@ class SimText:
             waiting = self.batch.waiting
             for job_id in [name for name in self._positions if name not in waiting]:
                 del self._positions[job_id]
-                call = self.batch.running.get(job_id)
-                self._join(call.call if call is not None else _of(answered, job_id), began_s)
+                running = self.batch.running.get(job_id)
+                self._join(_of(answered, job_id) if running is None else running.call, began_s)
         for sequence in answered:
             if sequence.request_id not in self._cancelled:
                 self._deliver(sequence, now_s)
@@ -520,7 +635,16 @@ class SimText:
         if call.is_over:
             return
         assert call.joined_s is not None  # noqa: S101 - it has joined
-        ready = Ready(call.reports, max(0.0, call.joined_s - call.arrived_s - call.pull_s), call.pull_s)
+        if call.import_ is None:
+            self._is_ready(call, None)
+        else:
+            call.import_.run(partial(self._is_ready, call))
+
+    def _is_ready(self, call: TextCall, kv: KvReport | None) -> None:
+        if call.is_over:
+            return
+        assert call.joined_s is not None  # noqa: S101 - it has joined
+        ready = Ready(call.reports, max(0.0, call.joined_s - call.arrived_s - call.pull_s), call.pull_s, kv)
         self._agenda.after(self._control_s, self._told, call, ready)
 
     def _told(self, call: TextCall, ready: Ready) -> None:
@@ -549,6 +673,8 @@ class SimText:
             call.first_s = at_s
         call.last_s = at_s
         if call.has_first:
+            if at_s <= call.sent_s:
+                return
             if call.unread and call.free_s <= at_s:
                 call.unread, call.free_s = 0, call.free_s + self._control_s
             if call.free_s <= at_s:
@@ -575,7 +701,7 @@ class SimText:
         if not call.answered:
             call.answered = True
             self._unanswered_tokens -= call.prompt_tokens
-        tokens, call.unread = call.unread, 0
+        tokens, call.unread, call.sent_s = call.unread, 0, self._agenda.now_s
         assert call.sequence is not None  # noqa: S101 - it has tokens
         self._agenda.after(self._control_s, self._came, call, tokens, call.sequence.has_ended)
 
@@ -597,10 +723,60 @@ class SimText:
             return
         call.has_first = True
         call.free_s = self._agenda.now_s
+        if call.export is not None:
+            call.export.sealed(partial(self._sealed, call))
+            return
         assert call.sequence is not None  # noqa: S101 - it has tokens
         if call.sequence.has_ended:  # its last token has come meanwhile
             call.unread = 0
             self._agenda.at(call.free_s + self._control_s, self._came, call, 1, True)
+
+    # --- going on elsewhere ------------------------------------------------------------------------------------------
+
+    def _sealed(self, call: TextCall) -> None:
+        """All its keys and values can be pulled."""
+        if call.is_over or call.export is None or call.joined_s is None:
+            return
+        self._cancelled.append(call.job_id)
+        self._wake()
+        self._leave(call)
+        segments = call.export.granted(call.effect.kv_lease_s)
+        prefill_s = call.first_s - call.joined_s
+        self._agenda.after(self._control_s, self._transferred, call, segments, prefill_s)
+
+    def _transferred(self, call: TextCall, segments: tuple[SealedSegment, ...], prefill_s: float) -> None:
+        if call.is_over:
+            return
+        call.caller.transferred(segments, prefill_s)
+        if call.is_over:
+            return
+        if not segments:
+            self._end(call)
+            call.caller.over()
+            return
+        lease_ids = [
+            lease_id for sealed in segments for lease_id in (sealed.placement.ticket.lease_id, sealed.router_lease)
+        ]
+        claimed = partial(self._claimed, call, lease_ids)
+        self._store.arena.when_released(lease_ids, claimed)
+        self._agenda.after(_MOST_UNCLAIMED_S, claimed)
+
+    def _claimed(self, call: TextCall, lease_ids: Sequence[LeaseId]) -> None:
+        """The caller has got the leases, or time is up."""
+        if call.is_over:
+            return
+        self._store.arena.forget(lease_ids)
+        self._end(call)
+        call.caller.over()
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """A call of the engine between two steps."""
+
+    nbytes: int
+    call: Callable[[], bool]
+    then: Callable[[bool], None]
 
 
 def _of(sequences: Sequence[_Sequence], job_id: str) -> TextCall:
