@@ -237,6 +237,13 @@ def simulate(
             min=0, max=1, help="Share of requests that must meet the SLOs, for goodput.", rich_help_panel=_OUT
         ),
     ] = 0.9,
+    fidelity: Annotated[
+        Literal["services", "machines"],
+        typer.Option(
+            help="Run the real services, or their state machines alone: faster, and equal where it has all.",
+            rich_help_panel=_OUT,
+        ),
+    ] = "services",
     json_file: Annotated[
         Path | None,
         typer.Option("--json", dir_okay=False, help="Write all results to this file.", rich_help_panel=_OUT),
@@ -303,5 +310,6 @@ def simulate(
             timeout,
             warm_up,
             asked | ({"options of services": " ".join(dict.fromkeys(services))} if services else {}),
+            fidelity,
         )
         command.run(simulation, outputs, plain_console())

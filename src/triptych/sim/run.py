@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import aclosing, suppress
+from typing import Protocol
 
 from triptych.domain.generation import ChatFinished, TokenChunk
 from triptych.domain.timeline import Timeline
@@ -24,6 +25,21 @@ SETTLING_S = 3600.0
 """How long a run may go on after its last request came, beside the requests' time limit."""
 
 Note = Callable[[Record], None]
+
+
+class Simulate(Protocol):
+    """A fidelity: serves the requests of a plan."""
+
+    def __call__(
+        self,
+        deployment: Deployment,
+        plan: Plan,
+        *,
+        seed: int = 0,
+        timeout_s: float = 300.0,
+        keeps_spans: bool = False,
+        note: Note = lambda _: None,
+    ) -> Outcome: ...
 
 
 def simulate(

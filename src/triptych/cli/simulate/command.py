@@ -7,7 +7,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.progress import Progress
@@ -20,19 +20,22 @@ from triptych.errors import TriptychError
 from triptych.runtime.cores import usable_cores
 from triptych.runtime.process import CannotStart
 from triptych.sim import html, perfetto
+from triptych.sim.machines.limits import check
+from triptych.sim.machines.run import simulate as simulate_machines
 from triptych.sim.outcome import STEPS, Outcome, waterfall
 from triptych.sim.prepare import PlannedPrepare, chat_request
-from triptych.sim.run import simulate
+from triptych.sim.run import Simulate, simulate
 from triptych.sim.scenario import Deployment
 from triptych.virtual.virtual_time import VirtualTimeError
 from triptych.workload.report import Objectives, Report, summarize
 from triptych.workload.requests import Plan, Planned, WorkloadError
 from triptych.workload.workload import Workload
 
+Fidelity = Literal["services", "machines"]
+"""How results come about: the real services run in virtual time, or their machines are driven without them."""
+SIMULATORS: Mapping[Fidelity, Simulate] = {"services": simulate, "machines": simulate_machines}
 _TRIED = 100
 """Requests of a plan that are tried before anything runs."""
-MODE = "services"
-"""How a result came about: the real services ran in virtual time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,7 @@ class Simulation:
     warm_up_s: float
     settings: Mapping[str, str]
     """What was asked for, for the report."""
+    fidelity: Fidelity = "services"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +93,7 @@ class _Case:
 
 
 def run(simulation: Simulation, outputs: Outputs, console: Console) -> None:
-    """Run everything, show it and write it. Interrupted, it does so with the runs that have ended. Raises CliError, WorkloadError."""
+    """Run everything, show it and write it. Interrupted, it does so with the runs that have ended. Raises CliError, WorkloadError, NotByMachines."""
     workload = simulation.workload
     cases = [
         _Case(
@@ -150,7 +154,7 @@ def _simulated(case: _Case, advance: Callable[[], None] | None = None) -> Outcom
     """One run, in its own process or in this one. Raises CliError for a cluster that does not get ready."""
     simulation = case.simulation
     try:
-        outcome = simulate(
+        outcome = SIMULATORS[simulation.fidelity](
             simulation.simulated.deployment,
             case.plan,
             seed=case.seed,
@@ -180,9 +184,11 @@ def _counted(simulation: Simulation, outcome: Outcome) -> Outcome:
 
 
 def _refuse_impossible(simulation: Simulation, cases: Sequence[_Case]) -> None:
-    """Raise WorkloadError if no request is counted, or none of the first could be served."""
+    """Raise WorkloadError if no request is counted, or none of the first could be served, and NotByMachines for what that fidelity does not have."""
     deployment = simulation.simulated.deployment
     for case in cases:
+        if simulation.fidelity == "machines":
+            check(deployment, case.plan)
         requests = case.plan.requests
         if not any(planned.arrival_s >= simulation.warm_up_s for planned in requests):
             raise WorkloadError(f"--warm-up {simulation.warm_up_s:g}: no request comes after it")
@@ -235,7 +241,7 @@ def _show(simulation: Simulation, outcomes: Sequence[Outcome], console: Console)
             console.print(f"price at {outcome.rate:.3g} requests/s: {price}", soft_wrap=True)
     took_s = sum(outcome.took_s for outcome in outcomes)
     requests = sum(len(outcome.records) for outcome in outcomes)
-    console.print(f"{requests} requests simulated by {MODE} in {took_s:.1f} s of CPU", style="dim")
+    console.print(f"{requests} requests simulated by {simulation.fidelity} in {took_s:.1f} s of CPU", style="dim")
 
 
 def goodput(simulation: Simulation, outcomes: Sequence[Outcome]) -> float | None:
@@ -273,7 +279,7 @@ def _write(simulation: Simulation, outcomes: Sequence[Outcome], outputs: Outputs
             page = html.Page(
                 f"Simulation of {simulation.simulated.deployment.model.model_id}",
                 simulation.settings,
-                (f"simulated by {MODE}", *simulation.simulated.notes),
+                (f"simulated by {simulation.fidelity}", *simulation.simulated.notes),
                 simulation.objectives,
                 simulation.simulated.prices,
             )
@@ -286,7 +292,7 @@ def _write(simulation: Simulation, outcomes: Sequence[Outcome], outputs: Outputs
 
 def _document(simulation: Simulation, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     return {
-        "mode": MODE,
+        "mode": simulation.fidelity,
         "costs": list(simulation.simulated.notes),
         "settings": dict(simulation.settings),
         "objectives": asdict(simulation.objectives) | {"attainment": simulation.attainment},

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
-from triptych.workload.requests import Plan
+from triptych.workload.requests import Plan, WorkloadError
 
 from ..scenario import Deployment  # noqa: TID252 - of the simulator
 
 
-class NotByMachines(ValueError):
+class NotByMachines(WorkloadError):
     """The machines fidelity does not have it. The message names what, and what has it."""
 
 
