@@ -202,6 +202,9 @@ class SimNode:
         return busy_s
 
     def used(self, start_s: float, end_s: float) -> InstanceUse:
+        """What it did until the end, which is now."""
+        if self.text is not None:
+            self.text.settle()
         busy_s = self.until(end_s)
         if "prepare" in busy_s:
             busy_s["prepare"] /= self.kind.prepare_cores

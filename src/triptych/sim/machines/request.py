@@ -100,7 +100,7 @@ class SimRequest:
         self.prompt_tokens = prompt_tokens
         self.output_tokens = output_tokens
         self.tokens = 0
-        """Of the answer, so far."""
+        """Of the answer, so far; those after the first message, when it has ended."""
         self.running = 0
         """Calls that are not over."""
         self._router = router

@@ -149,15 +149,15 @@ class SimRouter:
         )
         self._late = LateRefusals(self._policies.deadlines, self._attainment, lambda: agenda.now_s)
         self._requests: dict[int, SimRequest] = {}
-        self._deadlines: deque[tuple[float, SimRequest]] = deque()
-        """Of requests, the first first: all have the same time limit."""
+        self._deadlines: deque[tuple[float, SimRequest, bool]] = deque()
+        """Of requests, and whether their callers wait no longer either; the first first, as all have the same time limit."""
         self._media_bytes: dict[int, int] = {}
         self._deadline_s: dict[int, float] = {}
         self._shapes: dict[object, _Shape] = {}
         self._unreleased: dict[str, _Unreleased] = {}
         self._alarm_s: float | None = None
         self._alarms = 0
-        self.timelines: dict[int, Timeline] = {}
+        self._timelines: dict[int, Timeline] = {}
         """Of requests that are over, by number."""
 
     def prompt_tokens(self, planned: Planned) -> int:
@@ -280,14 +280,14 @@ class SimRouter:
             self._check_room(media_bytes, len(shape.items))
             if self.machine.text_lost:
                 raise Unavailable("no text instance is available", retry_after_s=settings.capacity.retry_after_s)
-            timeout_s = admission.check_timeout(timeout_s, settings.max_timeout_s)
+            left_s = admission.check_timeout(timeout_s, settings.max_timeout_s)
             wait_s, service_s = attainment.least_s(0, media=bool(shape.items))
-            self._check_late(number, planned, left_s=timeout_s, wait_s=wait_s, service_s=service_s, prepared=False)
+            self._check_late(number, planned, left_s=left_s, wait_s=wait_s, service_s=service_s, prepared=False)
         except TriptychError as error:
             attainment.refused(error)
             raise
         request = SimRequest(number + 1, self, caller, shape.tokens + planned.text_tokens, planned.output_tokens)
-        deadline_s = now_s + timeout_s
+        deadline_s = now_s + left_s
         request.machine = RequestMachine(
             request.number,
             f"request-{number}",
@@ -305,7 +305,7 @@ class SimRouter:
         self._deadline_s[request.number] = deadline_s
         if not self._deadlines:
             self.agenda.at(deadline_s, self._pass_deadlines)
-        self._deadlines.append((deadline_s, request))
+        self._deadlines.append((deadline_s, request, left_s == timeout_s))
         self.agenda.soon(self._prepare_request, number, planned, shape, request)
         return request
 
@@ -410,12 +410,18 @@ class SimRouter:
     def _pass_deadlines(self) -> None:
         deadlines, now_s = self._deadlines, self.agenda.now_s
         while deadlines and (deadlines[0][0] <= now_s or deadlines[0][1].has_ended):
-            deadline_s, request = deadlines.popleft()
+            deadline_s, request, is_callers = deadlines.popleft()
             if deadline_s <= now_s and not request.has_ended:
-                request.caller.timed_out()
-                request.feed(Signal.CALLER_LEFT)
+                if is_callers:
+                    request.caller.timed_out()
+                request.feed(Signal.DEADLINE_PASSED)
         if deadlines:
             self.agenda.at(deadlines[0][0], self._pass_deadlines)
+
+    def timeline(self, number: int) -> Timeline | None:
+        """Of a request of the plan; None if it was refused when it came."""
+        running = self._requests.get(number + 1)
+        return self._timelines.get(number + 1) if running is None else running.timeline()
 
     def answering(self, request: SimRequest) -> None:
         """Its first token has come from the instance that it is at now."""
@@ -426,7 +432,7 @@ class SimRouter:
         if self._requests.pop(request.number, None) is None:
             return
         del self._media_bytes[request.number], self._deadline_s[request.number]
-        timeline = self.timelines[request.number] = request.timeline()
+        timeline = self._timelines[request.number] = request.timeline()
         self._attainment.ended(request.number, timeline)
 
     # --- calls -------------------------------------------------------------------------------------------------------

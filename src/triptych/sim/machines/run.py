@@ -85,12 +85,12 @@ class _Run:
 
     def outcome(self, took_s: float) -> Outcome:
         cluster, count = self.cluster, len(self._plan.requests)
-        timelines, first_s = cluster.router.timelines, self._began_s
+        first_s = self._began_s
         return Outcome(
             rate=self._plan.rate,
             seed=self._seed,
             records=[self._records[number] for number in range(count)],
-            timelines=[timelines.get(number + 1) for number in range(count)],
+            timelines=[cluster.router.timeline(number) for number in range(count)],
             instances=[node.used(first_s, self._ended_s).since(first_s) for node in cluster.nodes.values()],
             samples=self._sampler.samples,
             decisions=(),

@@ -85,6 +85,7 @@ class TextCall:
         "import_",
         "in_engine",
         "in_receiver",
+        "is_live",
         "is_over",
         "job_id",
         "joined_s",
@@ -120,6 +121,8 @@ class TextCall:
         self.queue_position: QueuePosition
         self.is_over = False
         """It has ended, or its caller has left."""
+        self.is_live = False
+        """The batch has it, or is about to."""
         self.job_id = ""
         self.arrived_s = self.pull_s = 0.0
         self.reports: tuple[PullReport, ...] = ()
@@ -360,10 +363,8 @@ class SimText:
             if self._joining.pop(call.job_id, None) is not None:
                 self.receiver.leave(call.job_id)
                 self.receiver.copies_gone(call.job_id)
-            elif self.batch.find(call.job_id) is not None:
-                self._cancelled.append(call.job_id)
-                self._wake()
-                self._leave(call)
+            else:
+                self._cancel(call)
         else:
             self.receiver.leave(call.job_id)
             if call.waits_for_room is not None:
@@ -384,9 +385,17 @@ class SimText:
             self._unanswered_tokens -= call.prompt_tokens
         self._reporter.notify()
 
+    def _cancel(self, call: TextCall) -> None:
+        """The batch is to forget it, unless it has ended there."""
+        if call.is_live:
+            self._cancelled.append(call.job_id)
+            self._wake()
+            self._leave(call)
+
     def _leave(self, call: TextCall) -> None:
         """No more tokens of it will come."""
         self._positions.pop(call.job_id, None)
+        call.is_live = False
         self._live -= 1
         self.receiver.copies_gone(call.job_id)
 
@@ -439,6 +448,7 @@ class SimText:
         joining, self._joining = self._joining, {}
         for job_id, call in joining.items():
             self._live += 1
+            call.is_live = True
             self._positions[job_id] = call.queue_position
             heappush(self._lost_at, (call.queue_position.lost_s, job_id))
         lost, copies = self._lost_positions(), self._next_copies()
@@ -593,11 +603,7 @@ class SimText:
             return
         batch, ends_s, began_s = self.batch, self._ends_s, self._run_began_s
         steps = len(ends_s)
-        if self._activity.keeps_spans:
-            for start_s, end_s in zip((began_s, *ends_s), ends_s, strict=False):
-                self._activity.did("step", start_s, end_s, self._run_choices)
-        else:
-            self._activity.did("step", began_s, ends_s[-1], self._run_choices)
+        self.settle()
         if self._turns is not None:
             self._turns.stepped(ends_s[-1] - began_s)
         if steps == self._steady:
@@ -606,7 +612,6 @@ class SimText:
         else:
             answered = batch.decoding_sequences
             batch.advance(steps)
-        self._ends_s = []
         self._reporter.changes(())
         self._note()
         even = ends_s[0] - began_s >= self._control_s
@@ -624,6 +629,17 @@ class SimText:
                         self._token(call, end_s)
             self._deliver(sequence, ends_s[-1])
         self._iterated()
+
+    def settle(self) -> None:
+        """Note the steps that are made at once as far as they have begun; none of them goes on."""
+        ends_s, self._ends_s = self._ends_s, []
+        if not self._activity.keeps_spans:
+            ends_s = ends_s[-1:]
+        start_s, now_s = self._run_began_s, self._agenda.now_s
+        for end_s in ends_s:
+            if start_s < now_s:
+                self._activity.did("step", start_s, end_s, self._run_choices)
+            start_s = end_s
 
     def _join(self, call: TextCall, began_s: float) -> None:
         call.joined_s = began_s
@@ -737,9 +753,7 @@ class SimText:
         """All its keys and values can be pulled."""
         if call.is_over or call.export is None or call.joined_s is None:
             return
-        self._cancelled.append(call.job_id)
-        self._wake()
-        self._leave(call)
+        self._cancel(call)
         segments = call.export.granted(call.effect.kv_lease_s)
         prefill_s = call.first_s - call.joined_s
         self._agenda.after(self._control_s, self._transferred, call, segments, prefill_s)

@@ -1,0 +1,171 @@
+"""The machines fidelity decides as the services do: the same requests are served by the same instances, in the same order and batches.
+
+Times are equal within ``TOLERANCE_S``: the services add up the same durations in another order, and many steps of decoding are
+interpolated at once.
+"""
+
+import random
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+from tests.unit.sim.kit import deployment
+from triptych.domain.stage import Role
+from triptych.domain.timeline import Timeline
+from triptych.sim import run as services
+from triptych.sim.machines import run as machines
+from triptych.sim.machines.limits import NotByMachines
+from triptych.sim.outcome import Outcome, Span
+from triptych.sim.scenario import Deployment, Fault
+from triptych.workload.requests import Clip, Distribution, Mix, Plan, Planned, Size, synthetic
+
+TOLERANCE_S = 1e-9
+IMAGE = Size(224, 224)
+MIX = Mix(Distribution.parse("0:0.3,1:0.4,3:0.3"), Distribution.parse("64,300"), Distribution.parse("1,20,60"), IMAGE)
+PLACEMENTS: Mapping[str, tuple[Mapping[Role, int], float]] = {
+    "E+PD": ({Role.E: 2, Role.PD: 1}, 20.0),
+    "EPD": ({Role.EPD: 2}, 24.0),
+    "E+P+D": ({Role.E: 1, Role.P: 1, Role.D: 1}, 26.0),
+    "EP+D": ({Role.EP: 1, Role.D: 1}, 18.0),
+    "P+ED": ({Role.P: 1, Role.ED: 1}, 14.0),
+    "all": (dict.fromkeys(Role, 1), 60.0),
+}
+"""Instances, and about how many requests of ``MIX`` they bear per second."""
+PREDICTED = {"policies": {"encoder_routing": "predicted", "text_routing": "predicted"}}
+RANDOM = {"policies": {"encoder_routing": "power-of-two", "text_routing": "power-of-two"}}
+
+
+def plan(rate: float, requests: int, seed: int = 1, mix: Mix = MIX) -> Plan:
+    return synthetic(mix, rate=rate, duration_s=requests / rate, burstiness=1.0, rng=random.Random(seed))
+
+
+def both(cluster: Deployment, requests: Plan, *, timeout_s: float = 300.0, seed: int = 3) -> tuple[Outcome, Outcome]:
+    ways = (services.simulate, machines.simulate)
+    first, second = (way(cluster, requests, seed=seed, timeout_s=timeout_s, keeps_spans=True) for way in ways)
+    return first, second
+
+
+def decided(timeline: Timeline | None) -> Any:
+    """All of a timeline but its times."""
+    if timeline is None:
+        return None
+    items = [
+        tuple(getattr(item, field.name) for field in fields(item) if field.type is not float) for item in timeline.items
+    ]
+    return items, [
+        getattr(timeline, field.name) for field in fields(timeline) if field.name != "items" and field.type is not float
+    ]
+
+
+def lasted(timeline: Timeline | None) -> list[float]:
+    if timeline is None:
+        return []
+    parts = [timeline, *timeline.items]
+    return [getattr(part, field.name) for part in parts for field in fields(part) if field.type is float]
+
+
+def done(spans: list[Span]) -> list[tuple[str, str, float, float, int]]:
+    """What instances did, in its order: batches, steps, preparations, copies and pulls."""
+    found = [
+        (span.instance, span.work, span.start_s, span.end_s, span.size) for span in spans if span.end_s > span.start_s
+    ]
+    return sorted(found, key=lambda span: (span[0], span[1], round(span[2], 7), round(span[3], 7), span[4]))
+
+
+def close(values: list[float]) -> Any:
+    return pytest.approx(values, rel=0, abs=TOLERANCE_S)
+
+
+def assert_equal(first: Outcome, second: Outcome) -> None:
+    for before, after, timeline, other in zip(
+        first.records, second.records, first.timelines, second.timelines, strict=True
+    ):
+        assert replace(after, ttft_s=None, end_s=0.0) == replace(before, ttft_s=None, end_s=0.0)
+        if before.error and timeline is not None and other is not None:  # what had come of it by then is not counted
+            timeline, other = (replace(known, completion_tokens=0) for known in (timeline, other))
+        assert decided(other) == decided(timeline)
+        assert lasted(other) == close(lasted(timeline))
+        assert [after.ttft_s or 0.0, after.end_s] == close([before.ttft_s or 0.0, before.end_s])
+    did, does = done(list(first.spans)), done(list(second.spans))
+    assert [(instance, work, size) for instance, work, _, _, size in does] == [
+        (instance, work, size) for instance, work, _, _, size in did
+    ]
+    assert [time_s for span in does for time_s in span[2:4]] == close([time_s for span in did for time_s in span[2:4]])
+    assert second.moved_bytes == first.moved_bytes
+    assert [sample.pending for sample in second.samples] == [sample.pending for sample in first.samples]
+    assert [sample.sizes for sample in second.samples] == [sample.sizes for sample in first.samples]
+    for use, other_use in zip(first.instances, second.instances, strict=True):
+        assert other_use.name == use.name
+        assert other_use.busy_s == pytest.approx(use.busy_s, rel=0, abs=1e-6)
+    assert second.ended_s == pytest.approx(first.ended_s, rel=0, abs=TOLERANCE_S)
+
+
+@pytest.mark.parametrize("name", ["E+PD", "EPD", "E+P+D"])
+def test_both_fidelities_do_the_same(name: str) -> None:
+    sizes, capacity = PLACEMENTS[name]
+    assert_equal(*both(deployment(sizes), plan(0.8 * capacity, 40)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [0.5, 0.9])
+@pytest.mark.parametrize("name", PLACEMENTS)
+def test_every_role_does_the_same(name: str, share: float) -> None:
+    sizes, capacity = PLACEMENTS[name]
+    assert_equal(*both(deployment(sizes), plan(share * capacity, 100, seed=2)))
+
+
+@pytest.mark.extended
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("router", [{}, PREDICTED, RANDOM], ids=["least-loaded", "predicted", "power-of-two"])
+@pytest.mark.parametrize("share", [0.5, 0.9])
+@pytest.mark.parametrize("name", PLACEMENTS)
+def test_two_thousand_requests_are_served_alike(name: str, share: float, router: dict[str, Any]) -> None:
+    sizes, capacity = PLACEMENTS[name]
+    assert_equal(*both(deployment(sizes, router=router), plan(share * capacity, 2000, seed=3)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("router", [PREDICTED, RANDOM, {"policies": {"ordering": "first-come"}}])
+def test_every_policy_does_the_same(router: dict[str, Any]) -> None:
+    assert_equal(*both(deployment({Role.E: 3, Role.PD: 2}, router=router), plan(36.0, 120)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["E+PD", "EPD", "E+P+D"])
+def test_overload_is_the_same_until_callers_leave(name: str) -> None:
+    sizes, capacity = PLACEMENTS[name]
+    first, second = both(deployment(sizes), plan(3 * capacity, 200), timeout_s=2.0)
+    assert {record.error for record in first.records} & {"timeout", "HTTP 429"}
+    assert_equal(first, second)
+
+
+@pytest.mark.slow
+def test_little_memory_is_shared_out_the_same() -> None:
+    """Requests wait for arenas, for the cache of pulled embeddings, for KV memory and for places in the batch."""
+    small = {"image_cache_bytes": 1 << 16, "kv_arena_bytes": 1 << 20, "engine": {"max_sequences": 4}}
+    cluster = deployment({Role.E: 1, Role.P: 1, Role.D: 1}, text=small, encoder={"arena_bytes": 1 << 16})
+    assert_equal(*both(cluster, plan(30.0, 120)))
+
+
+@pytest.mark.parametrize(
+    ("cluster", "said"),
+    [
+        (deployment({Role.E: 1, Role.PD: 1}, faults=[Fault(1.0, "text-1", "kill")]), "faults"),
+        (deployment({Role.E: 1, Role.PD: 1}, scales=True), "autoscaling"),
+        (deployment({Role.EPD: 1, Role.PD: 1}, router={"policies": {"lending": "idle"}}), "lending"),
+        (deployment({Role.E: 1, Role.PD: 1}, router={"policies": {"dispatch": "prefix"}}), "dispatch"),
+        (deployment({Role.E: 1, Role.PD: 1}, text={"stream_interval_s": 0.1}), "stream-interval-s"),
+    ],
+)
+def test_what_only_services_have_is_refused_before_anything_runs(cluster: Deployment, said: str) -> None:
+    with pytest.raises(NotByMachines, match=rf"{said}.*: use --fidelity services"):
+        machines.simulate(cluster, plan(1.0, 5))
+
+
+def test_videos_are_refused() -> None:
+    with pytest.raises(NotByMachines, match="videos"):
+        machines.simulate(
+            deployment({Role.E: 1, Role.PD: 1}), Plan([Planned(0.0, 10, (), 2, videos=(Clip(IMAGE, 1.0),))], 1.0)
+        )
