@@ -325,16 +325,16 @@ class CountedBatch(Generic[S]):
     def end(self, step: CountedStep[S]) -> Sequence[S]:
         """Give the sequences of a step their tokens. Returns them; those that end with it are gone."""
         for sequence in step.answered:
-            self._count(sequence, -1)
+            choices = len(sequence.choices)
+            self.pending_tokens -= choices
+            self._held_tokens += choices
             sequence.sent += 1
-            sequence.paused |= sequence.pauses
-            if sequence.has_ended:
+            if sequence.pauses:
+                self._set(sequence, paused=True)
+            if sequence.sent >= sequence.length:
+                self._count(sequence, -1)
                 del self._running[sequence.request_id]
                 self._decoding = None
-            else:
-                self._count(sequence, 1)
-                if sequence.paused:
-                    self._decoding = None
         return step.answered
 
     def advance(self, steps: int) -> None:

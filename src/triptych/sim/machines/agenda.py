@@ -29,7 +29,8 @@ class Agenda:
     def after(self, delay_s: float, call: Callable[..., object], *arguments: Any) -> None:
         """With no delay it happens at this time."""
         if delay_s > 0:
-            self.at(self.now_s + delay_s, call, *arguments)
+            self._count += 1
+            heappush(self._timers, (self.now_s + delay_s, self._count, call, arguments))
         else:
             self._ready.append((call, arguments))
 

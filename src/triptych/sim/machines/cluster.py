@@ -43,12 +43,9 @@ class SimNode:
         self.encoder: SimEncoder | None = None
         self.text: SimText | None = None
         self._cluster = cluster
-        self._deliver: Callable[[InstanceLoad], None]
         deployment, agenda = cluster.deployment, cluster.agenda
-        settings: InstanceSettings = deployment.texts[role] if role in deployment.texts else deployment.encoder
-        self._reporter = Reporter(
-            agenda, self.load, lambda load: self._deliver(load), settings.load_reports, deployment.control_s
-        )
+        settings: InstanceSettings = deployment.texts.get(role, deployment.encoder)
+        self._reporter = Reporter(agenda, self.load, settings.load_reports, deployment.control_s)
         self.holding = self._arena(settings)
         if role.serves(Stage.ENCODE):
             self.encoder = self._encoder()
@@ -165,8 +162,7 @@ class SimNode:
         )
 
     def watch(self, deliver: Callable[[InstanceLoad], None]) -> None:
-        self._deliver = deliver
-        self._reporter.start()
+        self._reporter.start(deliver)
 
     def load(self) -> InstanceLoad:
         stages: dict[Stage, StageLoad] = {}

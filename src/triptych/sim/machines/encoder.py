@@ -132,6 +132,10 @@ class SimEncoder:
         self.on_ready: Callable[[], None] = self._wake
         """Called when another item can be encoded."""
         self._flights: dict[bytes, _Flight] = {}
+        self._prepare_s: dict[int, float] = {}
+        """By pixels, as many items are alike ..."""
+        self._encode_s: dict[tuple[float, int], float] = {}
+        """... and by the mean of tokens, and items."""
         self._numbers = count()
         self._is_busy = self._is_woken = False
 
@@ -236,7 +240,8 @@ class SimEncoder:
             self._end(flight)
             return
         size, now_s = flight.plan.info.samples_or_pixels, self._agenda.now_s
-        took_s = self._costs.prepare_s(self._bytes_per_pixel * size, size).value
+        if (took_s := self._prepare_s.get(size)) is None:
+            took_s = self._prepare_s[size] = self._costs.prepare_s(self._bytes_per_pixel * size, size).value
         self._activity.did("prepare", now_s, now_s + took_s, size)
         self._agenda.after(took_s, self._prepared, flight)
 
@@ -292,7 +297,8 @@ class SimEncoder:
             return False
         batch = [self._flights[key] for key in keys]
         tokens = sum([embedding_tokens(flight.plan.tensors) for flight in batch]) / len(batch)
-        took_s = self._costs.encode_s(tokens, len(batch)).value
+        if (took_s := self._encode_s.get((tokens, len(batch)))) is None:
+            took_s = self._encode_s[tokens, len(batch)] = self._costs.encode_s(tokens, len(batch)).value
         self._activity.did("encode", now_s, now_s + took_s, len(batch))
         self._agenda.after(took_s, self._encoded, batch, now_s, then)
         return True

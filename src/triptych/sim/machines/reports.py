@@ -18,13 +18,12 @@ class Reporter:
         self,
         agenda: Agenda,
         read: Callable[[], InstanceLoad],
-        deliver: Callable[[InstanceLoad], None],
         intervals: ReportIntervals,
         control_s: float,
     ) -> None:
         self._agenda = agenda
         self._read = read
-        self._deliver = deliver
+        self._deliver: Callable[[InstanceLoad], None]
         self._intervals = intervals
         self._control_s = control_s
         self._changed = False
@@ -35,8 +34,9 @@ class Reporter:
         self._changes_s = _NO_TIMES
         """When the load changes by itself, in order."""
 
-    def start(self) -> None:
-        """The watch begins."""
+    def start(self, deliver: Callable[[InstanceLoad], None]) -> None:
+        """The watch begins. ``deliver`` takes each report."""
+        self._deliver = deliver
         self._send()
 
     def notify(self) -> None:

@@ -146,6 +146,7 @@ class SimRouter:
             clock=lambda: agenda.now_s,
             isolated=self._isolated if profiles else None,
             fairness=self._policies.tenants,
+            keeps_windows=False,  # as no pool manager reads them
         )
         self._late = LateRefusals(self._policies.deadlines, self._attainment, lambda: agenda.now_s)
         self._requests: dict[int, SimRequest] = {}
@@ -181,7 +182,8 @@ class SimRouter:
         self.agenda.after(self.control_s, node.watch, partial(self._reported, node.name))
 
     def _reported(self, name: str, load: InstanceLoad) -> None:
-        self.feed(LoadReported(name, load))
+        if effects := self.machine.handle(LoadReported(name, load), self.agenda.now_s):
+            self._apply(effects)
 
     # --- the cluster -------------------------------------------------------------------------------------------------
 
@@ -384,13 +386,25 @@ class SimRouter:
 
     def _items(self, number: int, shape: _Shape) -> tuple[ItemPlan, ...]:
         """The items of this request, which are told apart by their contents."""
-        contents = [digest_of(item_bytes(number, Modality.IMAGE, at)) for at in range(len(shape.items))]
-        return tuple(
-            [
-                replace(item, content=content_of(digest, None, b""))
-                for item, digest in zip(shape.items, contents, strict=True)
-            ]
-        )
+        items = []
+        for at, like in enumerate(shape.items):
+            content = content_of(digest_of(item_bytes(number, Modality.IMAGE, at)), None, b"")
+            items.append(
+                ItemPlan(
+                    like.item,
+                    like.param,
+                    like.media,
+                    like.info,
+                    content,
+                    like.start,
+                    like.tokens,
+                    like.tensors,
+                    like.nbytes,
+                    like.units,
+                    like.unit_starts,
+                )
+            )
+        return tuple(items)
 
     def _isolated(self, counts: ClassWindow) -> Isolated | None:
         if counts not in self._isolated_of:

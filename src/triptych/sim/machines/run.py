@@ -1,6 +1,9 @@
 """One run of a deployment under a plan by its machines, from the first request to the last answer."""
 
+import gc
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from triptych.errors import TriptychError
 from triptych.workload.report import TIMEOUT, Record
@@ -13,6 +16,8 @@ from ..scenario import Deployment  # noqa: TID252
 from .cluster import MachineCluster
 from .limits import check
 
+_ALLOCATIONS = 200_000
+"""Of objects, between two collections of garbage."""
 _POLL_S = 0.01
 """The services are asked so often whether all instances have been seen."""
 
@@ -29,9 +34,21 @@ def simulate(
     """As ``sim.run.simulate``, with the same arguments. Raises NotByMachines for what the driver cannot do."""
     check(deployment, plan)
     began_s = time.process_time()
-    run = _Run(deployment, plan, seed, timeout_s, note, keeps_spans=keeps_spans)
-    run.cluster.agenda.run()
-    return run.outcome(time.process_time() - began_s)
+    with _rarely_collected():
+        run = _Run(deployment, plan, seed, timeout_s, note, keeps_spans=keeps_spans)
+        run.cluster.agenda.run()
+        return run.outcome(time.process_time() - began_s)
+
+
+@contextmanager
+def _rarely_collected() -> Iterator[None]:
+    """Most of what a run makes is freed without the collector, which would look at all that is kept again and again."""
+    usual = gc.get_threshold()
+    gc.set_threshold(_ALLOCATIONS, *usual[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*usual)
 
 
 class _Run:
