@@ -41,6 +41,14 @@ class EncodeCall:
     """It is answered, or cancelled."""
     number: int = 0
 
+    def end(self) -> None:
+        """It is answered, or its caller has left."""
+        self.is_over, self.answered = True, nobody
+
+
+def nobody(_: EncodeResult | TriptychError) -> None:
+    """Waits for the answer."""
+
 
 @dataclass(eq=False, slots=True)
 class _Flight:

@@ -28,7 +28,7 @@ from triptych.machine.router.request_events import (
 )
 from triptych.machine.router.shared_events import CallFailed, FirstToken, ItemEncoded, Release
 
-from .encoder import EncodeCall
+from .encoder import EncodeCall, nobody
 from .text import Caller as TextCaller
 from .text import TextCall
 
@@ -62,6 +62,9 @@ class _Renewal:
         self.sent_s = sent_s
         self.tickets: list[Ticket] = []
         self.is_over = False
+
+    def end(self) -> None:
+        self.is_over = True
 
 
 _Call = EncodeCall | TextCall | _Renewal
@@ -215,7 +218,7 @@ class SimRequest:
     def _cancel(self, credit: int, call: _Call) -> None:
         if call.is_over:
             return
-        call.is_over = True
+        call.end()
         if not isinstance(call, _Renewal):
             self._router.cancel(call)
         self.ended(credit, call)
@@ -234,7 +237,7 @@ class SimRequest:
             effect.router_lease,
             0,
             effect.queue_position.relative(router.agenda.now_s),
-            lambda _: None,
+            nobody,
         )
         call.answered = partial(self._encoded, effect, call)
         return call
@@ -249,7 +252,7 @@ class SimRequest:
     def _got(self, effect: Encode, call: EncodeCall, answer: EncodeResult | TriptychError) -> None:
         if call.is_over:
             return
-        call.is_over = True
+        call.end()
         if isinstance(answer, TriptychError):
             self.failed(effect.credit, effect.name, answer)
         else:
@@ -289,7 +292,7 @@ class SimRequest:
 
     def _renewed(self, renewal: _Renewal, error: TriptychError | None) -> None:
         renew = renewal.renew
-        renewal.is_over = True
+        renewal.end()
         if error is not None:
             self._router.feed(CallFailed(renew.credit, renew.name, error))
         self.feed(Renewed(renew, renewal.sent_s, tuple(renewal.tickets), error))

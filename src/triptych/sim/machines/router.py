@@ -446,6 +446,8 @@ class SimRouter:
         if self._requests.pop(request.number, None) is None:
             return
         del self._media_bytes[request.number], self._deadline_s[request.number]
+        while len(self._deadlines) > 1 and self._deadlines[0][1].has_ended:
+            self._deadlines.popleft()
         timeline = self._timelines[request.number] = request.timeline()
         self._attainment.ended(request.number, timeline)
 

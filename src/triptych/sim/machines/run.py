@@ -16,7 +16,7 @@ from ..scenario import Deployment  # noqa: TID252
 from .cluster import MachineCluster
 from .limits import check
 
-_ALLOCATIONS = 200_000
+_ALLOCATIONS = 1_000_000
 """Of objects, between two collections of garbage."""
 _POLL_S = 0.01
 """The services are asked so often whether all instances have been seen."""
@@ -42,7 +42,7 @@ def simulate(
 
 @contextmanager
 def _rarely_collected() -> Iterator[None]:
-    """Most of what a run makes is freed without the collector, which would look at all that is kept again and again."""
+    """What requests leave behind has no cycles, and the collector would look at all that is kept again and again."""
     usual = gc.get_threshold()
     gc.set_threshold(_ALLOCATIONS, *usual[1:])
     try:

@@ -147,6 +147,9 @@ class TextCall:
         self.free_s = 0.0
         """When it can send the next message, once the first token has come."""
 
+    def end(self) -> None:
+        self.is_over = True
+
     @property
     def transfers_kv(self) -> bool:
         """It goes on elsewhere once it has a token."""
@@ -378,6 +381,7 @@ class SimText:
         if call.export is not None:
             call.export.stop()
         self._jobs.discard(call)
+        call.sequence = None
         if not call.in_engine:
             self._outside -= 1
             self._outside_tokens -= call.tokens

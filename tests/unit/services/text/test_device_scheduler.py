@@ -24,6 +24,7 @@ from triptych.domain.instance import StageLoad
 from triptych.domain.queue_position import FIRST_COME, QueuePosition
 from triptych.domain.stage import Role, Stage
 from triptych.errors import DeadlineExceeded, EngineFailure, InternalError, Unavailable
+from triptych.machine.text.device_turns import DeviceTurns
 from triptych.policy.iteration import ImageBudget
 from triptych.services.text.device_scheduler import DeviceScheduler
 from triptych.testing.fakes import FakeEncoderEngine, FakeTextEngine
@@ -192,7 +193,7 @@ class IdleEncoder:
 def test_after_the_patience_items_and_prompts_alternate() -> None:
     now_s = [10.0]
     waiting = IdleEncoder()
-    stages = DeviceScheduler(FakeTextEngine(VOCABULARY), waiting, None, patience_s=0.5, clock=lambda: now_s[0])
+    stages = DeviceScheduler(FakeTextEngine(VOCABULARY), waiting, None, DeviceTurns(0.5), lambda: now_s[0])
     ready = [stages.encode_ready]
     assert stages.next(prefill_queue_position=FIRST_COME, can_step=True).prefill
     waiting.waiting_since_s = 9.6
@@ -238,7 +239,7 @@ def test_items_take_at_most_their_share_of_the_time_in_which_text_can_be_compute
     """A batch takes 0.45 s: 0.45 s of steps follow it at a half of the time, 1.35 s at a quarter. Each batch has a step in its own iteration."""
     now_s = [0.0]
     scheduler = DeviceScheduler(
-        SlowText(now_s), SlowEncoder(now_s, 0.45), None, patience_s=0.0, clock=lambda: now_s[0], encode_share=share
+        SlowText(now_s), SlowEncoder(now_s, 0.45), None, DeviceTurns(0.0, encode_share=share), lambda: now_s[0]
     )
 
     async def steps_until(batches: int) -> int:
@@ -260,7 +261,7 @@ def test_items_take_at_most_their_share_of_the_time_in_which_text_can_be_compute
 def test_items_are_held_back_by_nothing_where_no_text_can_be_computed() -> None:
     now_s = [0.0]
     scheduler = DeviceScheduler(
-        SlowText(now_s), SlowEncoder(now_s, 0.45), None, patience_s=0.0, clock=lambda: now_s[0], encode_share=0.25
+        SlowText(now_s), SlowEncoder(now_s, 0.45), None, DeviceTurns(0.0, encode_share=0.25), lambda: now_s[0]
     )
     asyncio.run(scheduler.encode())
     assert not scheduler.next(prefill_queue_position=None, can_step=True).encode
@@ -270,7 +271,7 @@ def test_items_are_held_back_by_nothing_where_no_text_can_be_computed() -> None:
 def test_where_nothing_is_decoded_the_stages_go_in_the_order_in_which_they_are_due() -> None:
     waiting = IdleEncoder()
     engine = FakeTextEngine(VOCABULARY)
-    stages = DeviceScheduler(engine, waiting, None, patience_s=0.5, clock=lambda: 0.0, by_queue_position=True)
+    stages = DeviceScheduler(engine, waiting, None, DeviceTurns(0.5, by_queue_position=True), lambda: 0.0)
     early, late = QueuePosition(0, 1.0, 1), QueuePosition(0, 2.0, 0)
     chosen: list[bool] = []
     for item, prompt in ((None, None), (late, None), (late, early), (early, late), (None, late)):
@@ -283,7 +284,7 @@ def test_items_go_first_in_an_encoder_that_lends_its_time_but_do_not_starve_prom
     now_s = [10.0]
     waiting = IdleEncoder()
     engine = FakeTextEngine(VOCABULARY)
-    stages = DeviceScheduler(engine, waiting, None, patience_s=0.5, clock=lambda: now_s[0], encode_first=True)
+    stages = DeviceScheduler(engine, waiting, None, DeviceTurns(0.5, encode_first=True), lambda: now_s[0])
     assert stages.next(prefill_queue_position=FIRST_COME, can_step=True).prefill
     waiting.waiting_since_s = 10.0
     encodes: list[bool] = []
