@@ -19,7 +19,8 @@ from triptych.sim.machines import run as machines
 from triptych.sim.machines.limits import NotByMachines
 from triptych.sim.outcome import Outcome, Span
 from triptych.sim.scenario import Deployment, Fault
-from triptych.workload.requests import Clip, Distribution, Mix, Plan, Planned, Size, synthetic
+from triptych.workload.report import Record
+from triptych.workload.requests import Distribution, Mix, Plan, Size, synthetic
 
 TOLERANCE_S = 1e-9
 IMAGE = Size(224, 224)
@@ -47,10 +48,12 @@ def both(cluster: Deployment, requests: Plan, *, timeout_s: float = 300.0, seed:
     return first, second
 
 
-def decided(timeline: Timeline | None) -> Any:
-    """All of a timeline but its times."""
+def decided(timeline: Timeline | None, record: Record) -> Any:
+    """All of a timeline but its times. Of an answer that was given up, tokens are not counted up to then."""
     if timeline is None:
         return None
+    if record.error:
+        timeline = replace(timeline, completion_tokens=0)
     items = [
         tuple(getattr(item, field.name) for field in fields(item) if field.type is not float) for item in timeline.items
     ]
@@ -83,9 +86,7 @@ def assert_equal(first: Outcome, second: Outcome) -> None:
         first.records, second.records, first.timelines, second.timelines, strict=True
     ):
         assert replace(after, ttft_s=None, end_s=0.0) == replace(before, ttft_s=None, end_s=0.0)
-        if before.error and timeline is not None and other is not None:  # what had come of it by then is not counted
-            timeline, other = (replace(known, completion_tokens=0) for known in (timeline, other))
-        assert decided(other) == decided(timeline)
+        assert decided(other, before) == decided(timeline, before)
         assert lasted(other) == close(lasted(timeline))
         assert [after.ttft_s or 0.0, after.end_s] == close([before.ttft_s or 0.0, before.end_s])
     did, does = done(list(first.spans)), done(list(second.spans))
@@ -142,6 +143,32 @@ def test_overload_is_the_same_until_callers_leave(name: str) -> None:
 
 
 @pytest.mark.slow
+def test_items_are_split_over_encoders_alike() -> None:
+    large = replace(MIX, images=Distribution.parse("0:0.3,1:0.7"), size=Size(1344, 1344))
+    first, second = both(deployment({Role.E: 4, Role.PD: 1}), plan(4.0, 40, mix=large))
+    assert any(item.shard for timeline in first.timelines if timeline is not None for item in timeline.items)
+    assert_equal(first, second)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["by-need", "always"])
+def test_answers_are_handed_over_by_the_same_rule(rule: str) -> None:
+    router = {"policies": {"kv_transfer": rule}}
+    first, second = both(deployment({Role.E: 1, Role.PD: 3}, router=router), plan(30.0, 120))
+    assert any(timeline.prefill_instance for timeline in first.timelines if timeline is not None)
+    assert_equal(first, second)
+
+
+@pytest.mark.slow
+def test_long_prompts_are_computed_in_the_same_chunks() -> None:
+    """And steps are shorter than messages take, so that several tokens come with one."""
+    engine = {"engine": {"token_budget": 256, "max_sequences": 32}}
+    long = replace(MIX, text_tokens=Distribution.parse("2000,50"))
+    cluster = replace(deployment({Role.E: 1, Role.P: 1, Role.D: 1, Role.PD: 1}, text=engine), control_s=0.04)
+    assert_equal(*both(cluster, plan(8.0, 100, mix=long)))
+
+
+@pytest.mark.slow
 def test_little_memory_is_shared_out_the_same() -> None:
     """Requests wait for arenas, for the cache of pulled embeddings, for KV memory and for places in the batch."""
     small = {"image_cache_bytes": 1 << 16, "kv_arena_bytes": 1 << 20, "engine": {"max_sequences": 4}}
@@ -162,10 +189,3 @@ def test_little_memory_is_shared_out_the_same() -> None:
 def test_what_only_services_have_is_refused_before_anything_runs(cluster: Deployment, said: str) -> None:
     with pytest.raises(NotByMachines, match=rf"{said}.*: use --fidelity services"):
         machines.simulate(cluster, plan(1.0, 5))
-
-
-def test_videos_are_refused() -> None:
-    with pytest.raises(NotByMachines, match="videos"):
-        machines.simulate(
-            deployment({Role.E: 1, Role.PD: 1}), Plan([Planned(0.0, 10, (), 2, videos=(Clip(IMAGE, 1.0),))], 1.0)
-        )

@@ -186,9 +186,9 @@ def _counted(simulation: Simulation, outcome: Outcome) -> Outcome:
 def _refuse_impossible(simulation: Simulation, cases: Sequence[_Case]) -> None:
     """Raise WorkloadError if no request is counted, or none of the first could be served, and NotByMachines for what that fidelity does not have."""
     deployment = simulation.simulated.deployment
+    if simulation.fidelity == "machines":
+        check(deployment)
     for case in cases:
-        if simulation.fidelity == "machines":
-            check(deployment, case.plan)
         requests = case.plan.requests
         if not any(planned.arrival_s >= simulation.warm_up_s for planned in requests):
             raise WorkloadError(f"--warm-up {simulation.warm_up_s:g}: no request comes after it")

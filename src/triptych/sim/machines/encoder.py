@@ -8,6 +8,7 @@ from triptych.domain.embedding import LeaseId, Ticket, embedding_tokens
 from triptych.domain.encoding import EncodeResult
 from triptych.domain.instance import StageLoad
 from triptych.domain.item_plan import ItemPlan
+from triptych.domain.media import digest_of
 from triptych.domain.queue_position import QueuePosition, RelativeQueuePosition
 from triptych.errors import DeadlineExceeded, InternalError, InvalidMedia, Overloaded, TriptychError
 from triptych.machine.arena import arena_events
@@ -40,6 +41,12 @@ class EncodeCall:
     is_over: bool = False
     """It is answered, or cancelled."""
     number: int = 0
+
+    @property
+    def key(self) -> bytes:
+        """What the embedding lies under."""
+        content = self.plan.content[0]
+        return content if self.plan.shard is None else digest_of(content)
 
     def end(self) -> None:
         """It is answered, or its caller has left."""
@@ -156,7 +163,7 @@ class SimEncoder:
         """A call has come."""
         if call.is_over:
             return
-        plan, key = call.plan, call.plan.content[0]
+        plan, key = call.plan, call.key
         call.arrived_s = self._agenda.now_s
         call.number = next(self._numbers)
         if (slot := self.arena.machine.find(key)) is not None:
@@ -171,7 +178,7 @@ class SimEncoder:
             key,
             call.number,
             plan.tokens,
-            plan.info.nbytes + 4 * plan.info.samples_or_pixels,
+            plan.info.nbytes + 4 * (plan.info.pixels + plan.info.samples),
             call.arrived_s + call.timeout_s,
             call.priority,
             plan.info.modality,
@@ -189,7 +196,7 @@ class SimEncoder:
 
     def cancel(self, call: EncodeCall) -> None:
         """The caller has left, after the call has come."""
-        flight = self._flights.get(call.plan.content[0])
+        flight = self._flights.get(call.key)
         if flight is None or flight.calls.pop(call.number, None) is None:
             return
         self._apply(self.queue.handle(batch_queue.CallerLeft(flight.key, call.number), self._agenda.now_s))

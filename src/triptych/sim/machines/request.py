@@ -141,7 +141,7 @@ class SimRequest:
                 router.answering(self)
         self._feeding = False
 
-    def _apply(self, effects: list[RequestEffect]) -> None:
+    def _apply(self, effects: list[RequestEffect]) -> None:  # noqa: C901, PLR0912 - one dispatch
         router, agenda = self._router, self._router.agenda
         releases: dict[str, list[Release]] = {}
         for effect in effects:

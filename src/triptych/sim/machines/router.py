@@ -1,6 +1,6 @@
 """The router: admits requests, runs the cluster's machine, and makes the calls of requests, as the services' router does."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -102,6 +102,8 @@ class _Shape:
     items: tuple[ItemPlan, ...]
     tokens: int
     """Of the prompt, but for its text."""
+    divides: bool
+    """Whether an item can be split over encoders."""
 
 
 class SimRouter:
@@ -155,6 +157,7 @@ class SimRouter:
         self._media_bytes: dict[int, int] = {}
         self._deadline_s: dict[int, float] = {}
         self._shapes: dict[object, _Shape] = {}
+        """By the items."""
         self._unreleased: dict[str, _Unreleased] = {}
         self._alarm_s: float | None = None
         self._alarms = 0
@@ -163,7 +166,7 @@ class SimRouter:
 
     def prompt_tokens(self, planned: Planned) -> int:
         """Of the prompt of a request that has been prepared."""
-        return self._shapes[planned.images].tokens + planned.text_tokens
+        return self._shapes[_media(planned)].tokens + planned.text_tokens
 
     def start(self) -> None:
         """Join all instances, and watch them."""
@@ -335,14 +338,15 @@ class SimRouter:
 
     def _shape(self, number: int, planned: Planned) -> _Shape:
         """Raises InvalidMedia."""
-        key = planned.images
+        key = _media(planned)
         if (shape := self._shapes.get(key)) is None:
             plain = replace(planned, text_tokens=0, output_tokens=1)
             request = self._chat_request(number, plain, 1.0)
             self._prepare.expect(request, number, plain)
             prompted = self._prepare(request, self._model)
             self._prepare.forget(request)
-            shape = self._shapes[key] = _Shape(prompted.items, len(prompted.token_ids))
+            divides = any(len(item.units) > 1 for item in prompted.items)
+            shape = self._shapes[key] = _Shape(prompted.items, len(prompted.token_ids), divides)
         return shape
 
     def _prepare_request(self, number: int, planned: Planned, shape: _Shape, request: SimRequest) -> None:
@@ -382,20 +386,26 @@ class SimRouter:
             0.0,
             answer_tokens=machine.expected_output.predict(answers, planned.output_tokens),
         )
+        if shape.divides:
+            pool = instances.pool(ENCODE, self.agenda.now_s)
+            items = self._policies.sharding(items, pool, self._settings.shards)
         request.feed(Prepared(items, prompt_tokens, planned.output_tokens, expected))
 
     def _items(self, number: int, shape: _Shape) -> tuple[ItemPlan, ...]:
         """The items of this request, which are told apart by their contents."""
         items = []
-        for at, like in enumerate(shape.items):
-            content = content_of(digest_of(item_bytes(number, Modality.IMAGE, at)), None, b"")
+        places: Counter[Modality] = Counter()
+        for like in shape.items:
+            modality = like.info.modality
+            digest = digest_of(item_bytes(number, modality, places[modality]))
+            places[modality] += 1
             items.append(
                 ItemPlan(
                     like.item,
                     like.param,
                     like.media,
-                    like.info,
-                    content,
+                    replace(like.info, digest=digest) if shape.divides else like.info,
+                    content_of(digest, None, b""),
                     like.start,
                     like.tokens,
                     like.tensors,
@@ -476,3 +486,8 @@ class SimRouter:
             self._nodes[call.name].cancel_text(call)
         else:
             self._nodes[call.name].cancel_encode(call)
+
+
+def _media(planned: Planned) -> object:
+    """What a request's items are like; equal for those of the same form."""
+    return planned.images if planned.kind in ("text", "image") else (planned.images, planned.videos, planned.sounds_s)

@@ -32,7 +32,7 @@ def simulate(
     note: Note = lambda _: None,
 ) -> Outcome:
     """As ``sim.run.simulate``, with the same arguments. Raises NotByMachines for what the driver cannot do."""
-    check(deployment, plan)
+    check(deployment)
     began_s = time.process_time()
     with _rarely_collected():
         run = _Run(deployment, plan, seed, timeout_s, note, keeps_spans=keeps_spans)
