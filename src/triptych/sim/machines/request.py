@@ -162,7 +162,7 @@ class SimRequest:
                     agenda.soon(self._renew, renewal)
                 case Abort(credit):
                     if (running := self._calls.get(credit)) is not None:
-                        agenda.soon(self._cancel, credit, running)
+                        self._cancel(credit, running)
                 case Release(name):
                     releases.setdefault(name, []).append(effect)
                 case After(delay_s, event):
@@ -191,7 +191,7 @@ class SimRequest:
         self.caller.ended(error)
         if self.machine.phase is not RequestPhase.DONE:
             for credit, call in list(self._calls.items()):
-                self._router.agenda.soon(self._cancel, credit, call)
+                self._cancel(credit, call)
         self._end_if_idle()
 
     # --- calls -------------------------------------------------------------------------------------------------------
@@ -216,14 +216,18 @@ class SimRequest:
             self._router.agenda.soon(self._router.over, self)
 
     def _cancel(self, credit: int, call: _Call) -> None:
-        if call.is_over:
-            return
-        call.end()
+        """It goes no further, and its instance learns of it at once."""
+        if not call.is_over:
+            call.end()
+            self._router.agenda.soon(self._cancelled, credit, call)
+
+    def _cancelled(self, credit: int, call: _Call) -> None:
         if not isinstance(call, _Renewal):
             self._router.cancel(call)
-        self.ended(credit, call)
         if isinstance(call, TextCall):
-            self._router.returned(credit)
+            self.text_ended(credit, call)
+        else:
+            self.ended(credit, call)
 
     def _encode(self, effect: Encode) -> EncodeCall:
         router = self._router
