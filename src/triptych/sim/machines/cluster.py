@@ -82,7 +82,6 @@ class SimNode:
             cores=self.kind.prepare_cores,
             bytes_per_pixel=deployment.bytes_per_pixel,
             on_change=self._reporter.notify,
-            runs_batches=self.role is Role.E,
         )
 
     def _text(self) -> SimText:

@@ -33,7 +33,6 @@ class EncodeCall:
     lease_s: float
     reader_lease: LeaseId
     router_lease: LeaseId
-    priority: int
     position: RelativeQueuePosition
     answered: Callable[[EncodeResult | TriptychError], None]
     """Called at the encoder, when it answers."""
@@ -133,9 +132,7 @@ class SimEncoder:
         cores: int,
         bytes_per_pixel: float,
         on_change: Callable[[], None],
-        runs_batches: bool,
     ) -> None:
-        """Without ``runs_batches`` the loop of a text engine calls ``encode_batch``."""
         self.queue = batch_queue.BatchQueue(settings.batches, max_preparing=cores)
         self.arena = arena
         self._costs = costs
@@ -143,9 +140,8 @@ class SimEncoder:
         self._activity = activity
         self._bytes_per_pixel = bytes_per_pixel
         self._on_change = on_change
-        self._runs_batches = runs_batches
         self.on_ready: Callable[[], None] = self._wake
-        """Called when another item can be encoded."""
+        """Called when another item can be encoded. Of an instance that has a batch of text as well, its loop calls ``encode_batch``."""
         self._flights: dict[bytes, _Flight] = {}
         self._prepare_s: dict[int, float] = {}
         """By pixels, as many items are alike ..."""
@@ -180,9 +176,8 @@ class SimEncoder:
             plan.tokens,
             plan.info.nbytes + 4 * (plan.info.pixels + plan.info.samples),
             call.arrived_s + call.timeout_s,
-            call.priority,
-            plan.info.modality,
-            call.position,
+            modality=plan.info.modality,
+            position=call.position,
         )
         effects = self.queue.handle(arrive, call.arrived_s)
         if is_new and isinstance(effects[0] if effects else None, batch_queue.RefuseCaller):

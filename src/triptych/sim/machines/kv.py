@@ -14,7 +14,7 @@ from triptych.domain.embedding import GENERATION_NBYTES, KEY_NBYTES, LEASE_ID_NB
 from triptych.domain.generation import KvReport
 from triptych.domain.kv_segment import KvKind, KvPlacement, KvSegment, SealedSegment
 from triptych.domain.queue_position import QueuePosition
-from triptych.errors import TriptychError
+from triptych.errors import Cancelled, TriptychError
 from triptych.machine.arena import arena_events
 from triptych.machine.arena.arena_events import Slot
 from triptych.machine.arena.extents import round_up
@@ -352,6 +352,8 @@ class KvImport:
             self._waits = True
 
     def _came(self, pull: _Pull, slots: tuple[CachedSlot, ...] | TriptychError) -> None:
+        if pull.slots is not None:
+            return
         pull.slots = slots
         if self._waits and pull is self._pulls[0]:
             self._waits = False
@@ -432,8 +434,14 @@ class KvImport:
         )
 
     def stop(self) -> None:
-        """The request ends here."""
+        """The request ends here: what does not come any more is not waited for."""
         self._has_ended = True
+        for pull in self._pulls:
+            if pull.slots is None:
+                pull.slots = Cancelled("the request has ended")
+        if self._waits:
+            self._waits = False
+            self._agenda.soon(self._copy_in)
         if not self._is_running:
             for _, ticket in self._offered:
                 self._text.receiver.release(ticket)

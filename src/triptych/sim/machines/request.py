@@ -29,8 +29,7 @@ from triptych.machine.router.request_events import (
 from triptych.machine.router.shared_events import CallFailed, FirstToken, ItemEncoded, Release
 
 from .encoder import EncodeCall, nobody
-from .text import Caller as TextCaller
-from .text import TextCall
+from .text import TextCall, TextCaller
 
 if TYPE_CHECKING:
     from .router import SimRouter
@@ -79,11 +78,12 @@ class SimRequest:
         "_feeding",
         "_router",
         "caller",
+        "deadline_s",
         "machine",
+        "media_bytes",
         "number",
         "output_tokens",
         "prompt_tokens",
-        "running",
         "tokens",
     )
 
@@ -92,8 +92,11 @@ class SimRequest:
         number: int,
         router: "SimRouter",
         caller: Caller,
+        *,
         prompt_tokens: int,
         output_tokens: int,
+        media_bytes: int,
+        deadline_s: float,
     ) -> None:
         """``output_tokens``: of the answer, which is as long as it may be."""
         self.number = number
@@ -102,15 +105,15 @@ class SimRequest:
         self.caller = caller
         self.prompt_tokens = prompt_tokens
         self.output_tokens = output_tokens
+        self.media_bytes = media_bytes
+        self.deadline_s = deadline_s
         self.tokens = 0
         """Of the answer, so far; those after the first message, when it has ended."""
-        self.running = 0
-        """Calls that are not over."""
         self._router = router
         self._events: deque[RequestEvent] = deque()
         self._feeding = False
-        self._calls: dict[int, _Call] = {}
-        """By credit: those that the machine may abort."""
+        self._calls: dict[_Call, int] = {}
+        """Those that are not over, with their credits."""
 
     @property
     def text_instance(self) -> str:
@@ -148,21 +151,18 @@ class SimRequest:
             match effect:
                 case Encode():
                     call = self._encode(effect)
-                    self._begin(effect.credit, call)
+                    self._calls[call] = effect.credit
                     agenda.soon(router.send_encode, self, effect, call)
                 case Generate():
                     text_call = router.text_call(self, effect)
-                    self._begin(effect.credit, text_call)
+                    self._calls[text_call] = effect.credit
                     agenda.soon(router.send_text, self, effect, text_call)
                 case Renew():
                     renewal = _Renewal(effect, agenda.now_s)
-                    self.running += 1
-                    if not effect.extends:
-                        self._calls[effect.credit] = renewal
+                    self._calls[renewal] = effect.credit
                     agenda.soon(self._renew, renewal)
                 case Abort(credit):
-                    if (running := self._calls.get(credit)) is not None:
-                        self._cancel(credit, running)
+                    self._abort(credit)
                 case Release(name):
                     releases.setdefault(name, []).append(effect)
                 case After(delay_s, event):
@@ -190,44 +190,39 @@ class SimRequest:
         """The machine has ended: calls that still run are cancelled, unless they are the end of the answer."""
         self.caller.ended(error)
         if self.machine.phase is not RequestPhase.DONE:
-            for credit, call in list(self._calls.items()):
-                self._cancel(credit, call)
+            for call in list(self._calls):
+                self._cancel(call)
         self._end_if_idle()
 
     # --- calls -------------------------------------------------------------------------------------------------------
 
-    def _begin(self, credit: int, call: _Call) -> None:
-        self._calls[credit] = call
-        self.running += 1
-
-    def ended(self, credit: int, call: _Call) -> None:
+    def ended(self, call: _Call) -> None:
         """A call is over."""
-        if self._calls.get(credit) is call:
-            del self._calls[credit]
-        self.running -= 1
+        credit = self._calls.pop(call)
+        if isinstance(call, TextCall):
+            self._router.returned(credit)
         self._end_if_idle()
 
-    def call_of(self, credit: int) -> TextCall | None:
-        call = self._calls.get(credit)
-        return call if isinstance(call, TextCall) else None
-
     def _end_if_idle(self) -> None:
-        if self.machine.phase.has_ended and not self.running:
+        if self.machine.phase.has_ended and not self._calls:
             self._router.agenda.soon(self._router.over, self)
 
-    def _cancel(self, credit: int, call: _Call) -> None:
+    def _abort(self, credit: int) -> None:
+        """Cancel the call of this credit. What only extends leases ends by itself."""
+        for call, of in list(self._calls.items()):
+            if of == credit and not (isinstance(call, _Renewal) and call.renew.extends):
+                self._cancel(call)
+
+    def _cancel(self, call: _Call) -> None:
         """It goes no further, and its instance learns of it at once."""
         if not call.is_over:
             call.end()
-            self._router.agenda.soon(self._cancelled, credit, call)
+            self._router.agenda.soon(self._cancelled, call)
 
-    def _cancelled(self, credit: int, call: _Call) -> None:
+    def _cancelled(self, call: _Call) -> None:
         if not isinstance(call, _Renewal):
             self._router.cancel(call)
-        if isinstance(call, TextCall):
-            self.text_ended(credit, call)
-        else:
-            self.ended(credit, call)
+        self.soon_ended(call)
 
     def _encode(self, effect: Encode) -> EncodeCall:
         router = self._router
@@ -239,7 +234,6 @@ class SimRequest:
             effect.lease_s,
             effect.reader_lease,
             effect.router_lease,
-            0,
             effect.queue_position.relative(router.agenda.now_s),
             nobody,
         )
@@ -261,7 +255,7 @@ class SimRequest:
             self.failed(effect.credit, effect.name, answer)
         else:
             self.feed(ItemEncoded(effect.credit, effect.name, answer))
-        self.ended(effect.credit, call)
+        self.ended(call)
 
     def failed(self, credit: int, name: str, error: TriptychError) -> None:
         event = CallFailed(credit, name, error, self._router.machine.instances.drains(name))
@@ -300,17 +294,15 @@ class SimRequest:
         if error is not None:
             self._router.feed(CallFailed(renew.credit, renew.name, error))
         self.feed(Renewed(renew, renewal.sent_s, tuple(renewal.tickets), error))
-        self.ended(renew.credit, renewal)
+        self.ended(renewal)
+
+    def soon_ended(self, call: _Call) -> None:
+        """A call is over, as its task's end will tell."""
+        self._router.agenda.soon(self.ended, call)
 
     def answer(self, effect: Generate) -> TextCaller:
         """What takes the answer to a call."""
         return _Answer(effect, self)
-
-    def text_ended(self, credit: int, call: TextCall | None) -> None:
-        agenda = self._router.agenda
-        if call is not None:
-            agenda.soon(self.ended, credit, call)
-        agenda.soon(self._router.returned, credit)
 
 
 class _Answer(TextCaller):
@@ -339,10 +331,9 @@ class _Answer(TextCaller):
     def transferred(self, segments: tuple[SealedSegment, ...], prefill_s: float) -> None:
         self._request.feed(AnswerTransferred(self._credit, self._name, segments, prefill_s))
 
-    def over(self) -> None:
-        self._request.text_ended(self._credit, self._request.call_of(self._credit))
+    def over(self, call: TextCall) -> None:
+        self._request.soon_ended(call)
 
-    def failed(self, error: TriptychError) -> None:
-        call = self._request.call_of(self._credit)
+    def failed(self, call: TextCall, error: TriptychError) -> None:
         self._request.failed(self._credit, self._name, error)
-        self._request.text_ended(self._credit, call)
+        self._request.soon_ended(call)

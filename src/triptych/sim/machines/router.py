@@ -154,8 +154,8 @@ class SimRouter:
         self._requests: dict[int, SimRequest] = {}
         self._deadlines: deque[tuple[float, SimRequest, bool]] = deque()
         """Of requests, and whether their callers wait no longer either; the first first, as all have the same time limit."""
-        self._media_bytes: dict[int, int] = {}
-        self._deadline_s: dict[int, float] = {}
+        self._media_bytes = 0
+        """Of all requests."""
         self._shapes: dict[object, _Shape] = {}
         """By the items."""
         self._unreleased: dict[str, _Unreleased] = {}
@@ -291,8 +291,16 @@ class SimRouter:
         except TriptychError as error:
             attainment.refused(error)
             raise
-        request = SimRequest(number + 1, self, caller, shape.tokens + planned.text_tokens, planned.output_tokens)
         deadline_s = now_s + left_s
+        request = SimRequest(
+            number + 1,
+            self,
+            caller,
+            prompt_tokens=shape.tokens + planned.text_tokens,
+            output_tokens=planned.output_tokens,
+            media_bytes=media_bytes,
+            deadline_s=deadline_s,
+        )
         request.machine = RequestMachine(
             request.number,
             f"request-{number}",
@@ -306,8 +314,7 @@ class SimRouter:
             dispatch=self._policies.dispatch,
         )
         self._requests[request.number] = request
-        self._media_bytes[request.number] = media_bytes
-        self._deadline_s[request.number] = deadline_s
+        self._media_bytes += media_bytes
         if not self._deadlines:
             self.agenda.at(deadline_s, self._pass_deadlines)
         self._deadlines.append((deadline_s, request, left_s == timeout_s))
@@ -319,7 +326,7 @@ class SimRouter:
         admission.check_items(items, settings.request_size, "messages")
         self._policies.admission(
             requests=len(self._requests),
-            media_bytes=sum(self._media_bytes.values()) if settings.capacity.max_media_bytes < media_bytes else 0,
+            media_bytes=self._media_bytes,
             new_media_bytes=media_bytes,
             bounds=settings.capacity,
             own_requests=len(self._requests) if self._attainment.see(NOBODY) else 0,
@@ -429,7 +436,7 @@ class SimRouter:
         return self._rng.getrandbits(8 * LEASE_ID_NBYTES).to_bytes(LEASE_ID_NBYTES, "little")
 
     def left_s(self, request: SimRequest) -> float:
-        return max(0.0, self._deadline_s[request.number] - self.agenda.now_s)
+        return max(0.0, request.deadline_s - self.agenda.now_s)
 
     def _pass_deadlines(self) -> None:
         deadlines, now_s = self._deadlines, self.agenda.now_s
@@ -455,7 +462,7 @@ class SimRouter:
         """Nothing of a request runs any more."""
         if self._requests.pop(request.number, None) is None:
             return
-        del self._media_bytes[request.number], self._deadline_s[request.number]
+        self._media_bytes -= request.media_bytes
         while len(self._deadlines) > 1 and self._deadlines[0][1].has_ended:
             self._deadlines.popleft()
         timeline = self._timelines[request.number] = request.timeline()

@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from heapq import heapify, heappop, heappush
 from itertools import accumulate, count
+from typing import Protocol
 
 from triptych.domain.embedding import LeaseId, Ticket
 from triptych.domain.generation import Finished, FinishReason, KvReport, PullReport, Ready
@@ -25,9 +25,11 @@ from triptych.machine.router.request_events import AttemptKind, Generate
 from triptych.machine.text.counted_batch import CountedBatch, CountedSequence, CountedStep
 from triptych.machine.text.device_turns import DeviceTurns
 from triptych.machine.text.tensor_events import Acquire, CachedSlot
+from triptych.machine.text.unbegun import UnbegunPositions
 from triptych.policy.costs import Costs
 from triptych.policy.iteration import ImageBudget, Iteration
 from triptych.policy.queueing import as_called
+from triptych.services.text.open_stages import stage_loads
 from triptych.services.text.settings import TextSettings
 
 from ..engines import Activity  # noqa: TID252 - of the simulator
@@ -37,30 +39,31 @@ from .kv import KvExport, KvImport, SimKvStore
 from .pulls import SimReceiver
 from .reports import Reporter
 
-_BOTH = frozenset({Stage.PREFILL, Stage.DECODE})
 _ALONE = Iteration(prefill=True, encode=False)
-_SPARE = 64
-"""Entries of the heap of times that are tolerated for requests that have begun or gone."""
 _MOST_UNCLAIMED_S = 0.1
 """Longest wait for a sign that the caller has got the leases of a transfer."""
 _MOST_STEPS = 4096
 """Steps that are made at once at most."""
 
 
-class Caller:
+class TextCaller(Protocol):
     """Whoever has made a call, as the text instance answers it. Each is called when the message has come."""
 
     def ready(self, ready: Ready) -> None: ...
 
-    def tokens(self, count: int, finished: Finished | None) -> None: ...
+    def tokens(self, count: int, finished: Finished | None) -> None:
+        """More tokens; ``finished`` with the last ones."""
+        ...
 
     def transferred(self, segments: tuple[SealedSegment, ...], prefill_s: float) -> None:
         """The answer goes on elsewhere, with these keys and values."""
+        ...
 
-    def over(self) -> None:
+    def over(self, call: "TextCall") -> None:
         """The call has ended, and the answer or ``transferred`` has come."""
+        ...
 
-    def failed(self, error: TriptychError) -> None: ...
+    def failed(self, call: "TextCall", error: TriptychError) -> None: ...
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -105,7 +108,7 @@ class TextCall:
         "waits_for_room",
     )
 
-    def __init__(self, effect: Generate, prompt_tokens: int, limit: int, begun: int, caller: Caller) -> None:
+    def __init__(self, effect: Generate, prompt_tokens: int, limit: int, begun: int, caller: TextCaller) -> None:
         """``limit``: tokens of the answer, of which the caller has ``begun`` already."""
         self.effect = effect
         self.name = effect.name
@@ -211,9 +214,8 @@ class SimText:
         """Of jobs: those that the batch does not have yet, their tokens, and prompt tokens of those without a first token."""
         self._joining: dict[str, TextCall] = {}
         self._cancelled: list[str] = []
-        self._positions: dict[str, QueuePosition] = {}
+        self._unbegun = UnbegunPositions()
         """Of those in the batch that have not begun."""
-        self._lost_at: list[tuple[float, str]] = []
         self._live = 0
         self._is_idle, self._is_woken = True, False
         self._ends_s: list[float] = []
@@ -227,29 +229,24 @@ class SimText:
 
     # --- state -------------------------------------------------------------------------------------------------------
 
-    def load(self) -> tuple[int, int, int, int, int]:
-        """Requests that the batch has not started, and that it has; pending tokens, of these of prompts, and free tokens: as of the last
-        step that has ended.
-        """
+    def stages(self, role: Role, leased_bytes: int) -> dict[Stage, StageLoad]:
+        """The load as of the last step that has ended."""
         done = bisect_right(self._ends_s, self._agenda.now_s) * self._run_choices
         joining = self._adding_tokens + sum([call.tokens for call in self._joining.values()])
-        tokens = self._pending_tokens - done + joining + self._outside_tokens
-        waiting = len(self._joining) + len(self._positions) + self._outside
-        running = self._live - len(self._positions)
-        return waiting, running, tokens, min(self._unanswered_tokens, tokens), max(0, self._free_tokens - done)
+        return stage_loads(
+            role.stages,
+            waiting=self._waiting,
+            running=self._live - len(self._unbegun),
+            tokens=self._pending_tokens - done + joining + self._outside_tokens,
+            unanswered_tokens=self._unanswered_tokens,
+            leased_bytes=leased_bytes,
+            free_tokens=max(0, self._free_tokens - done),
+        )
 
-    def stages(self, role: Role, leased_bytes: int) -> dict[Stage, StageLoad]:
-        """As ``services.text.service.TextService.load`` has them."""
-        waiting, running, tokens, prompts, free = self.load()
-        serves = role.stages & _BOTH
-        if serves == _BOTH:
-            return {
-                Stage.PREFILL: StageLoad(prompts, waiting, leased_bytes),
-                Stage.DECODE: StageLoad(tokens - prompts, running, free_tokens=free),
-            }
-        if Stage.PREFILL in serves:
-            return {Stage.PREFILL: StageLoad(tokens, waiting + running, leased_bytes)}
-        return {Stage.DECODE: StageLoad(tokens, waiting + running, free_tokens=free)}
+    @property
+    def _waiting(self) -> int:
+        """Requests that the batch has not started."""
+        return len(self._joining) + len(self._unbegun) + self._outside
 
     def busy_s(self, now_s: float) -> float:
         """Of steps that are made at once, how long they have taken until now."""
@@ -278,7 +275,7 @@ class SimText:
                 self.receiver.release(ticket)
             self.receiver.copies_gone(call.job_id)
             self._reporter.notify()
-            call.caller.failed(error)
+            call.caller.failed(call, error)
             return
         if effect.kv_segments:
             call.import_ = KvImport(call, self._store.kind, self, self._agenda)
@@ -304,8 +301,7 @@ class SimText:
             return InvalidRequest(
                 f"the request's embeddings take {nbytes} bytes, the limit is {limits.max_embedding_bytes}"
             )
-        waiting = len(self._joining) + len(self._positions) + self._outside
-        if waiting >= limits.max_waiting_requests:
+        if (waiting := self._waiting) >= limits.max_waiting_requests:
             return Overloaded(f"{waiting} requests are waiting, which is the limit")
         return None
 
@@ -314,7 +310,7 @@ class SimText:
             return
         if isinstance(slots, TriptychError):
             self._end(call)
-            call.caller.failed(slots)
+            call.caller.failed(call, slots)
             return
         call.pull_s = self._agenda.now_s - call.arrived_s
         call.reports = tuple(
@@ -398,7 +394,7 @@ class SimText:
 
     def _leave(self, call: TextCall) -> None:
         """No more tokens of it will come."""
-        self._positions.pop(call.job_id, None)
+        self._unbegun.discard(call.job_id)
         call.is_live = False
         self._live -= 1
         self.receiver.copies_gone(call.job_id)
@@ -453,9 +449,8 @@ class SimText:
         for job_id, call in joining.items():
             self._live += 1
             call.is_live = True
-            self._positions[job_id] = call.queue_position
-            heappush(self._lost_at, (call.queue_position.lost_s, job_id))
-        lost, copies = self._lost_positions(), self._next_copies()
+            self._unbegun.add(job_id, call.queue_position)
+        lost, copies = self._unbegun.lost(self._agenda.now_s), self._next_copies()
         if not (joining or self._cancelled or lost or copies):
             self._turn()
             return
@@ -518,20 +513,6 @@ class SimText:
             sequence = self.batch.running.get(call.job_id)
             tell(0 if sequence is None else sequence.positions)
 
-    def _lost_positions(self) -> list[tuple[str, QueuePosition]]:
-        if len(self._lost_at) > 2 * len(self._positions) + _SPARE:
-            self._lost_at = [(position.lost_s, job_id) for job_id, position in self._positions.items()]
-            heapify(self._lost_at)
-        now_s = self._agenda.now_s
-        lost: list[tuple[str, QueuePosition]] = []
-        while self._lost_at and self._lost_at[0][0] < now_s:
-            _, job_id = heappop(self._lost_at)
-            position = self._positions.get(job_id)
-            if position is not None and position.lost_s < now_s:
-                self._positions[job_id] = position.at(now_s)
-                lost.append((job_id, self._positions[job_id]))
-        return lost
-
     def _encode(self, then: Callable[[], None]) -> None:
         """Run the encoder's part of an iteration."""
         turns, encoder, began_s = self._turns, self._encoder, self._agenda.now_s
@@ -570,10 +551,10 @@ class SimText:
             self._turns.stepped(now_s - began_s)
         answered = self.batch.end(step)
         self._note()
-        if self._positions:
+        if self._unbegun:
             waiting = self.batch.waiting
-            for job_id in [name for name in self._positions if name not in waiting]:
-                del self._positions[job_id]
+            for job_id in [name for name in self._unbegun if name not in waiting]:
+                self._unbegun.discard(job_id)
                 running = self.batch.running.get(job_id)
                 self._join(_of(answered, job_id) if running is None else running.call, began_s)
         for sequence in answered:
@@ -586,8 +567,8 @@ class SimText:
         choices, context_tokens = batch.decoding()
         durations_s = self._costs.decode_steps_s(choices, context_tokens / choices, steps)
         ends_s = list(accumulate(durations_s, initial=now_s))
-        if batch.waiting and self._lost_at:  # whose order may change then
-            del ends_s[bisect_right(ends_s, self._lost_at[0][0]) + 1 :]
+        if batch.waiting:  # whose order may change then
+            del ends_s[bisect_right(ends_s, self._unbegun.next_lost_s) + 1 :]
         del ends_s[0]
         self._ends_s, self._run_began_s, self._run_choices, self._steady = ends_s, now_s, choices, steps
         self._run += 1
@@ -739,7 +720,7 @@ class SimText:
             return
         if is_last:
             self._end(call)
-            call.caller.over()
+            call.caller.over(call)
             return
         call.has_first = True
         call.free_s = self._agenda.now_s
@@ -770,7 +751,7 @@ class SimText:
             return
         if not segments:
             self._end(call)
-            call.caller.over()
+            call.caller.over(call)
             return
         lease_ids = [
             lease_id for sealed in segments for lease_id in (sealed.placement.ticket.lease_id, sealed.router_lease)
@@ -785,7 +766,7 @@ class SimText:
             return
         self._store.arena.forget(lease_ids)
         self._end(call)
-        call.caller.over()
+        call.caller.over(call)
 
 
 @dataclass(frozen=True, slots=True)
