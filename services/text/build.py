@@ -12,8 +12,6 @@ from triptych.domain.stage import ModelPart, Stage
 from triptych.errors import TriptychError
 from triptych.machine.arena.published import PublishedContents
 from triptych.machine.stage_states import StageStates
-from triptych.machine.text.device_turns import DeviceTurns
-from triptych.policy.iteration import ImageBudget
 from triptych.ports import Offload, TextEngine
 from triptych.runtime.process import CannotStart
 from triptych.runtime.world import World
@@ -21,7 +19,7 @@ from triptych.transport.arena_store import ArenaStore
 from triptych.transport.data_plane import DataPlane, OwnHolder
 from triptych.transport.receiver import TensorReceiver, open_receiver
 
-from .device_scheduler import DeviceScheduler
+from .device_scheduler import DeviceScheduler, turns_of
 from .hybrid import HybridInstance
 from .kv_store import MOST_PUBLISHED, KvStore
 from .record import NO_RECORD, NO_SWITCH_RECORD, Record, SwitchRecord
@@ -191,16 +189,6 @@ def _scheduler(
         raise CannotStart(f"engine {settings.engine.engine} cannot share its device with an encoder")
     return DeviceScheduler(
         loaded.engine.sharing, built.service.batcher, encoder.budget, turns_of(settings, encoder.budget), world.clock
-    )
-
-
-def turns_of(settings: TextSettings, budget: ImageBudget | None) -> DeviceTurns:
-    """``budget``: of one batch of the encoder; None for only its own limits."""
-    return DeviceTurns(
-        settings.encode_patience_s,
-        by_queue_position=not settings.widest.serves(Stage.DECODE),
-        encode_first=settings.encode_first,
-        encode_share=settings.encode_share if budget is None else 1.0,
     )
 
 

@@ -9,9 +9,12 @@ from typing import Protocol
 
 from triptych.domain.engine import EngineOutput
 from triptych.domain.queue_position import QueuePosition
+from triptych.domain.stage import Stage
 from triptych.machine.text.device_turns import DeviceTurns
 from triptych.policy.iteration import ImageBudget, Iteration
 from triptych.ports import Clock, DeviceSharing
+
+from .settings import TextSettings
 
 
 class VisionEncoder(Protocol):
@@ -34,6 +37,16 @@ class VisionEncoder(Protocol):
     async def encode_batch(self, budget: ImageBudget | None = None) -> bool:
         """Encode one batch within the budget. Returns whether there was one. Reports errors to the items' callers."""
         ...
+
+
+def turns_of(settings: TextSettings, budget: ImageBudget | None) -> DeviceTurns:
+    """``budget``: of one batch of the encoder; None for only its own limits."""
+    return DeviceTurns(
+        settings.encode_patience_s,
+        by_queue_position=not settings.widest.serves(Stage.DECODE),
+        encode_first=settings.encode_first,
+        encode_share=settings.encode_share if budget is None else 1.0,
+    )
 
 
 @dataclass(frozen=True, slots=True)

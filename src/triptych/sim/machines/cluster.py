@@ -12,7 +12,7 @@ from triptych.machine.text.tensor_cache import TensorCache
 from triptych.policy.costs import Costs
 from triptych.rpc.settings import InstanceSettings
 from triptych.runtime.profiles import KnownProfiles
-from triptych.services.text.build import turns_of
+from triptych.services.text.device_scheduler import turns_of
 from triptych.transport.arena import HEADER_NBYTES
 
 from ..engines import Activity  # noqa: TID252 - of the simulator
