@@ -105,8 +105,10 @@ class _Timer(asyncio.TimerHandle):
         super().__init__(when, callback, *args)
         self._number = number
 
-    def __lt__(self, other: "_Timer") -> bool:
-        return (self._when, self._number) < (other._when, other._number)  # type: ignore[attr-defined]  # not in typeshed
+    def __lt__(self, other: object) -> bool:
+        if not isinstance(other, _Timer):
+            return NotImplemented
+        return (self.when(), self._number) < (other.when(), other._number)
 
 
 class VirtualTimeLoop(asyncio.BaseEventLoop):

@@ -65,7 +65,7 @@ def decided(timeline: Timeline | None, record: Record) -> Any:
 def lasted(timeline: Timeline | None) -> list[float]:
     if timeline is None:
         return []
-    parts = [timeline, *timeline.items]
+    parts: list[Any] = [timeline, *timeline.items]
     return [getattr(part, field.name) for part in parts for field in fields(part) if field.type is float]
 
 

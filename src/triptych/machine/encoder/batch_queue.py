@@ -184,8 +184,6 @@ class BatchQueue:
         self._queue: dict[Key, float] = {}
         """When each entry became WAITING, in that order."""
         self._arrivals = 0
-        self._unprepared = 0
-        """Entries in ARRIVED."""
 
     @property
     def pending_items(self) -> int:
@@ -254,7 +252,6 @@ class BatchQueue:
         if (full := self._why_full(event.nbytes, event.modality, list(self._entries.values()))) is not None:
             return [RefuseCaller(event.key, fits=True, reason=full)]
         self._entries[event.key] = _Entry(event.tokens, event.nbytes, event.modality, waiters={event.waiter: waiter})
-        self._unprepared += 1
         return []
 
     def _limit_of(self, limit: int, modality: Modality) -> int:
@@ -280,17 +277,16 @@ class BatchQueue:
 
     def _start_preparing(self, now_s: float) -> list[Effect]:
         effects: list[Effect] = []
-        if not self._unprepared:
-            return effects
         arrived = [
             (entry.queue_position(now_s), key) for key, entry in self._entries.items() if entry.phase is Phase.ARRIVED
         ]
+        if not arrived:
+            return effects
         preparing = self._preparing
         for _, key in sorted(arrived):
             entry = self._entries[key]
             if self._is_thread_free(entry.modality, preparing):
                 entry.phase = Phase.PREPARING
-                self._unprepared -= 1
                 preparing.append(entry.modality)
                 effects.append(StartPreparing(key))
         return effects
@@ -350,17 +346,13 @@ class BatchQueue:
         return effects
 
     def _forget(self, key: Key) -> None:
-        entry = self._entries.pop(key, None)
-        if entry is not None and entry.phase is Phase.ARRIVED:
-            self._unprepared -= 1
+        self._entries.pop(key, None)
         self._queue.pop(key, None)
 
     def validate(self) -> None:
         """Raises AssertionError if an invariant is violated."""
         waiting = {key for key, entry in self._entries.items() if entry.phase is Phase.WAITING}
         assert waiting == set(self._queue), "the queue is exactly the waiting entries"
-        unprepared = sum(entry.phase is Phase.ARRIVED for entry in self._entries.values())
-        assert unprepared == self._unprepared, "unprepared entries do not add up"
         assert len(self._entries) <= self._limits.max_waiting_items, "too many entries"
         assert self.nbytes <= self._limits.max_prepared_bytes, "too many bytes"
         entries = self._entries.values()

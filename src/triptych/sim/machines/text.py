@@ -716,8 +716,6 @@ class SimText:
             prefill_s, decode_s = call.first_s - call.joined_s, call.last_s - call.first_s
             finished = Finished(FinishReason.LENGTH, call.limit, prefill_s=prefill_s, decode_s=decode_s)
         call.caller.tokens(tokens, finished)
-        if call.is_over:
-            return
         if is_last:
             self._end(call)
             call.caller.over(call)
@@ -747,8 +745,6 @@ class SimText:
         if call.is_over:
             return
         call.caller.transferred(segments, prefill_s)
-        if call.is_over:
-            return
         if not segments:
             self._end(call)
             call.caller.over(call)

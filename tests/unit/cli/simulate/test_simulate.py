@@ -220,8 +220,9 @@ def test_both_fidelities_serve_a_model_alike(name: str, items: tuple[str, ...], 
     for fidelity in ("services", "machines"):
         results = tmp_path / f"{fidelity}.json"
         said = triptych(
-            *("--model", path, "--device", "h100", "--roles", "E:2,EPD:1,P:1,D:1", *SHORT, *items),
-            *("--fidelity", fidelity, "--json", results),
+            *("--model", path, "--device", "h100", "--roles", "E:2,EPD:1,P:1,D:1", "--fidelity", fidelity),
+            *("--json", results, *items),
+            *SHORT,
         )
         assert f"requests simulated by {fidelity} in" in said
         document = json.loads(results.read_text())

@@ -1,6 +1,7 @@
 """The batch of engines that sleep: many steps of decoding at once come to the same as one after the other."""
 
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -12,11 +13,11 @@ def batch(kv_tokens: int = 400, max_sequences: int = 6, token_budget: int = 48) 
     return CountedBatch(kv_tokens=kv_tokens, max_sequences=max_sequences, token_budget=token_budget)
 
 
-def sequence(name: str, prompt: int = 10, tokens: int = 5, place: int = 0, **more: object) -> CountedSequence:
+def sequence(name: str, prompt: int = 10, tokens: int = 5, place: int = 0, **more: Any) -> CountedSequence:
     position = QueuePosition(0, 0.0, place)
     return CountedSequence(
         request_id=name, prompt_tokens=prompt, limit=tokens, length=tokens, queue_position=position, **more
-    )  # type: ignore[arg-type]  # of each test
+    )
 
 
 def step(running: CountedBatch[CountedSequence]) -> list[str]:
