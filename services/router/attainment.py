@@ -41,8 +41,9 @@ class Attainment:
         fairness: Fairness | None = by_weight,
         keeps_windows: bool = True,
     ) -> None:
-        """Without ``keeps_windows`` only what requests are ordered and refused by is known. ``isolated`` gives the latencies of a request with the system to itself, from a window with nothing but it; None
+        """``isolated`` gives the latencies of a request with the system to itself, from a window with nothing but it; None
         where no profile has them. ``fairness`` is how tenants share the service.
+        Without ``keeps_windows`` only that is kept by which requests are ordered and refused.
         """
         self._isolated = isolated
         self._clock = clock

@@ -21,7 +21,7 @@ from .scenario import Deployment
 
 HOPS = 2
 """Messages before the router has a request, and before a caller has a token: from the client to the gateway, and on."""
-SETTLING_S = 3600.0
+_SETTLING_S = 3600.0
 """How long a run may go on after its last request came, beside the requests' time limit."""
 
 Note = Callable[[Record], None]
@@ -57,7 +57,7 @@ def simulate(
     """
     began_s = time.process_time()
     run = _Run(deployment, plan, seed, timeout_s, note, keeps_spans=keeps_spans)
-    limit_s = plan.duration_s + timeout_s + SETTLING_S
+    limit_s = plan.duration_s + timeout_s + _SETTLING_S
     outcome = virtual_time.run(run.main(), limit_s=limit_s)
     return outcome(time.process_time() - began_s)
 

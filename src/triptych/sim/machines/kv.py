@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf
+from random import Random
 from typing import TYPE_CHECKING
 
 from triptych.domain.embedding import GENERATION_NBYTES, KEY_NBYTES, LEASE_ID_NBYTES, LeaseId
@@ -50,7 +51,7 @@ class SimKvStore:
         self._agenda = agenda
         self._shared = shared
         self._line: list[_Waiting] = []
-        self._last = 0
+        self._rng = Random(f"keys and values of {arena.holder}")  # noqa: S311 - nobody is to be kept out
         if not shared:
             arena.before_change = self._call_next
 
@@ -130,11 +131,8 @@ class SimKvStore:
         return SealedSegment(KvPlacement(segment.first, ticket, ()), router_lease)
 
     def _new(self, nbytes: int) -> bytes:
-        """Unique at this instance; keys and leases of others begin with other bytes."""
-        self._last += 1
-        return f"{self.arena.holder}:".encode()[-nbytes // 2 :].rjust(nbytes // 2, b"\0") + self._last.to_bytes(
-            nbytes - nbytes // 2, "big"
-        )
+        """A key or a lease that nobody else has."""
+        return self._rng.getrandbits(8 * nbytes).to_bytes(nbytes, "little")
 
 
 @dataclass(eq=False, slots=True)
