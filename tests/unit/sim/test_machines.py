@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.unit.sim.kit import deployment
-from triptych.domain.stage import Role
+from tests.unit.sim.kit import PROFILES, deployment
+from triptych.domain.stage import ModelPart, Role
 from triptych.domain.timeline import Timeline
 from triptych.sim import run as services
 from triptych.sim.machines import run as machines
@@ -157,6 +157,26 @@ def test_answers_are_handed_over_by_the_same_rule(rule: str) -> None:
     first, second = both(deployment({Role.E: 1, Role.PD: 3}, router=router), plan(30.0, 120))
     assert any(timeline.prefill_instance for timeline in first.timelines if timeline is not None)
     assert_equal(first, second)
+
+
+@pytest.mark.slow
+def test_large_keys_and_values_take_turns_with_steps() -> None:
+    """Segments of 8 MiB are copied between steps, one or two at a time."""
+    cluster = deployment(
+        {Role.E: 1, Role.P: 1, Role.D: 1, Role.ED: 1},
+        text={"kv_arena_bytes": 1 << 30, "image_cache_bytes": 1 << 30, "engine": {"kv_cache_bytes": 1 << 34}},
+        encoder={"arena_bytes": 1 << 30},
+    )
+    decoder = PROFILES[ModelPart.DECODER]
+    large = replace(decoder, measured=replace(decoder.measured, kv_token_nbytes=1 << 19))
+    kinds = {
+        role: replace(
+            kind,
+            profiles={part: large if part is ModelPart.DECODER else profile for part, profile in kind.profiles.items()},
+        )
+        for role, kind in cluster.kinds.items()
+    }
+    assert_equal(*both(replace(cluster, kinds=kinds), plan(8.0, 80)))
 
 
 @pytest.mark.slow

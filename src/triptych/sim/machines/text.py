@@ -534,8 +534,8 @@ class SimText:
         if not batch.can_step:
             then()
             return
-        steady = 0 if iteration.encode or self._encode_ready else min(batch.steady_steps(), _MOST_STEPS)
-        if steady > 1:
+        is_asked = self._joining or self._cancelled or self._copies or self._encode_ready
+        if not (iteration.encode or is_asked) and (steady := min(batch.steady_steps(), _MOST_STEPS)) > 1:
             self._run_steps(steady)
             return
         step = batch.begin(prefill=iteration.prefill)
