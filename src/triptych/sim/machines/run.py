@@ -65,7 +65,7 @@ class _Run:
         self._sampler = Sampler(plan.duration_s)
         self._hops_s = HOPS * deployment.control_s
         began_s, seen_s = _POLL_S, self.cluster.router.ready_after_s
-        while began_s < seen_s:
+        while began_s <= seen_s:  # it is asked first where both come at one time
             began_s += _POLL_S
         self._began_s = began_s
         self._ended_s = began_s
