@@ -10,7 +10,7 @@ from math import inf
 from triptych.domain.embedding import LeaseId, Ticket
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
 from triptych.domain.generation import TextEvent, TextRequest
-from triptych.domain.instance import InstanceInfo, InstanceLoad, ServedPart, StageLoad, TransportOffer
+from triptych.domain.instance import InstanceInfo, InstanceLoad, ServedPart, TransportOffer
 from triptych.domain.sampling import ResponseFormat
 from triptych.domain.stage import Stage
 from triptych.errors import InvalidRequest, LeaseLost

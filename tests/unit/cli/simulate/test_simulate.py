@@ -221,7 +221,8 @@ def test_both_fidelities_serve_a_model_alike(name: str, items: tuple[str, ...], 
         results = tmp_path / f"{fidelity}.json"
         said = triptych(
             *("--model", path, "--device", "h100", "--roles", "E:2,EPD:1,P:1,D:1", "--fidelity", fidelity),
-            *("--json", results, *items),
+            *("--json", results),
+            *items,
             *SHORT,
         )
         assert f"requests simulated by {fidelity} in" in said
