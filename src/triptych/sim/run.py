@@ -148,8 +148,7 @@ class _Run:
     async def _sample(self, cluster: SimCluster) -> None:
         while True:
             await asyncio.sleep(self._sampler.every_s)
-            nodes = [node for node in cluster.nodes.values() if node.is_up]
-            self._sampler.sample(nodes, cluster.now_s, cluster.now_s - self._began_s)
+            self._sampler.sample(cluster.nodes.values(), cluster.now_s, cluster.now_s - self._began_s)
 
     async def _let_happen(self, cluster: SimCluster) -> None:
         """The faults of the scenario, those of one time in their order."""

@@ -20,8 +20,10 @@ _WORK: Mapping[ModelPart, tuple[Busy, ...]] = {
 
 
 class Sampled(Protocol):
-    """An instance that runs."""
+    """An instance, which may be down."""
 
+    @property
+    def is_up(self) -> bool: ...
     @property
     def name(self) -> str: ...
     @property
@@ -52,13 +54,15 @@ class Sampler:
         pending: dict[str, int] = {}
         busy: dict[Busy, list[float]] = {}
         for instance in instances:
+            spent, before = instance.until(now_s), self._before.get(instance.name, {})
+            self._before[instance.name] = spent
+            if not instance.is_up:
+                continue
             stages = instance.load().stages
             serving = "".join(stage.value[0].upper() for stage in Stage if stage in stages)
             sizes[serving or instance.role.value] = sizes.get(serving or instance.role.value, 0) + 1
             for stage, load in stages.items():
                 pending[stage.value] = pending.get(stage.value, 0) + load.pending
-            spent, before = instance.until(now_s), self._before.get(instance.name, {})
-            self._before[instance.name] = spent
             for part in instance.kind.profiles:
                 for work in _WORK[part]:
                     workers = instance.kind.prepare_cores if work == "prepare" else 1

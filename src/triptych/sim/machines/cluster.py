@@ -33,6 +33,8 @@ _PORT = ":1"
 class SimNode:
     """One instance."""
 
+    is_up = True
+
     def __init__(self, id_: str, role: Role, cluster: "MachineCluster") -> None:
         self.id = id_
         self.name = id_ + _PORT
