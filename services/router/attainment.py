@@ -39,12 +39,15 @@ class Attainment:
         clock: Clock,
         isolated: Callable[[ClassWindow], Isolated | None] | None = None,
         fairness: Fairness | None = by_weight,
+        keeps_windows: bool = True,
     ) -> None:
         """``isolated`` gives the latencies of a request with the system to itself, from a window with nothing but it; None
         where no profile has them. ``fairness`` is how tenants share the service.
+        Without ``keeps_windows`` only that is kept by which requests are ordered and refused.
         """
         self._isolated = isolated
         self._clock = clock
+        self._keeps_windows = keeps_windows
         self._recorder = AttainmentRecorder(slo=slo, limits=limits, epoch=epoch, now_s=clock())
         self._waits = WaitPredictor(fairness)
         self.listeners: Listeners = {Generate: self._dispatched, FirstToken: self._answering}
@@ -141,13 +144,17 @@ class Attainment:
     def _answering(self, task: RequestTask, _: FirstToken) -> None:
         now_s = self._clock()
         self._waits.answering(task.number, now_s)
-        self._recorder.answering(task.number, task.timeline(), now_s)
+        if self._keeps_windows:
+            self._recorder.answering(task.number, task.timeline(), now_s)
 
     def ended(self, number: int, timeline: Timeline) -> None:
         now_s, is_done = self._clock(), timeline.outcome is Outcome.DONE
         answer_s = timeline.total_s - timeline.ttft_s if is_done and not timeline.continued_tokens else None
         self._waits.ended(number, answer_s, now_s, served=self._served(timeline) if is_done else None)
-        self._recorder.ended(number, timeline, now_s)
+        if self._keeps_windows:
+            self._recorder.ended(number, timeline, now_s)
+        else:
+            self._recorder.forget(number)
 
     def _served(self, timeline: Timeline) -> Mapping[Stage, int]:
         """What an answered request took: embeddings that an encoder had already took nothing."""

@@ -19,7 +19,7 @@ from triptych.transport.arena_store import ArenaStore
 from triptych.transport.data_plane import DataPlane, OwnHolder
 from triptych.transport.receiver import TensorReceiver, open_receiver
 
-from .device_scheduler import DeviceScheduler
+from .device_scheduler import DeviceScheduler, turns_of
 from .hybrid import HybridInstance
 from .kv_store import MOST_PUBLISHED, KvStore
 from .record import NO_RECORD, NO_SWITCH_RECORD, Record, SwitchRecord
@@ -188,14 +188,7 @@ def _scheduler(
     if loaded.engine.sharing is None:
         raise CannotStart(f"engine {settings.engine.engine} cannot share its device with an encoder")
     return DeviceScheduler(
-        loaded.engine.sharing,
-        built.service.batcher,
-        encoder.budget,
-        settings.encode_patience_s,
-        world.clock,
-        by_queue_position=not settings.widest.serves(Stage.DECODE),
-        encode_first=settings.encode_first,
-        encode_share=settings.encode_share if encoder.budget is None else 1.0,
+        loaded.engine.sharing, built.service.batcher, encoder.budget, turns_of(settings, encoder.budget), world.clock
     )
 
 

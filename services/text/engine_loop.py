@@ -12,12 +12,12 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
 from typing import Any, TypeVar
 
 from triptych.domain.engine import EngineOutput, EngineRequest
 from triptych.domain.queue_position import QueuePosition
 from triptych.errors import EngineFailure, InstanceLost, TriptychError, Unavailable
+from triptych.machine.text.unbegun import UnbegunPositions
 from triptych.policy.iteration import Iteration
 from triptych.ports import Clock, Offload, TextEngine
 
@@ -28,8 +28,6 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_SPARE = 64
-"""Entries of the heap that are tolerated for requests that have begun or gone, besides as many as wait."""
 _ALONE = Iteration(prefill=True, encode=False)
 """Without an encoder."""
 
@@ -106,10 +104,8 @@ class EngineLoop:
         self._adding: dict[str, _Joining] = {}
         """Being passed to the engine, which has not reported its load since."""
         self._live: dict[str, Sequences] = {}
-        self._queue_positions: dict[str, QueuePosition] = {}
+        self._unbegun = UnbegunPositions()
         """Of those of them that have not begun."""
-        self._lost_at: list[tuple[float, str]] = []
-        """A heap of when these cannot be served in time any more. Some may have begun or gone since."""
         self._cancelled: set[tuple[str, int | None]] = set()
         self._wake = asyncio.Event()
         self._is_lost = False
@@ -131,7 +127,7 @@ class EngineLoop:
     @property
     def requests(self) -> tuple[int, int]:
         """Number of requests that the engine has not started, and of those that it has."""
-        return len(self._joining) + len(self._queue_positions), len(self._live) - len(self._queue_positions)
+        return len(self._joining) + len(self._unbegun), len(self._live) - len(self._unbegun)
 
     def submit(
         self, request: EngineRequest, *, on_copied: Callable[[], None], on_over: Callable[[], None]
@@ -212,11 +208,11 @@ class EngineLoop:
                     )
                 )
                 encoder = self._scheduler if iteration.encode else None
-                if encoder is not None and encoder.encode_first:
+                if encoder is not None and encoder.turns.encode_first:
                     await encoder.encode()
                 if self._can_step or self._is_lost:
                     await self._step(iteration)
-                if encoder is not None and not encoder.encode_first:
+                if encoder is not None and not encoder.turns.encode_first:
                     await encoder.encode()
                 self._on_change()
                 # Let readers run between steps even if the engine runs on this thread (virtual time).
@@ -251,9 +247,8 @@ class EngineLoop:
         joining, self._joining = self._joining, {}
         for request_id, entry in joining.items():
             self._live[request_id] = entry.sequences
-            self._queue_positions[request_id] = entry.request.queue_position
-            heappush(self._lost_at, (entry.request.queue_position.lost_s, request_id))
-        lost = self._lost_positions() if self._queue_positions else []
+            self._unbegun.add(request_id, entry.request.queue_position)
+        lost = self._unbegun.lost(self._clock()) if self._unbegun else []
         copies = self._next_copies() if self._copies else []
         if not (joining or self._cancelled or lost or copies):
             return
@@ -289,22 +284,6 @@ class EngineLoop:
         for request_id, computed in load.computed.items():
             if (followed := self._followed.get(request_id)) is not None:
                 followed[1](computed)
-
-    def _lost_positions(self) -> list[tuple[str, QueuePosition]]:
-        """The new queue positions of requests that have not begun, and cannot be served in time any more."""
-        if len(self._lost_at) > 2 * len(self._queue_positions) + _SPARE:
-            self._lost_at = sorted(
-                (queue_position.lost_s, request_id) for request_id, queue_position in self._queue_positions.items()
-            )
-        now_s = self._clock()
-        lost: list[tuple[str, QueuePosition]] = []
-        while self._lost_at and self._lost_at[0][0] < now_s:
-            _, request_id = heappop(self._lost_at)
-            queue_position = self._queue_positions.get(request_id)
-            if queue_position is not None and queue_position.lost_s < now_s:
-                self._queue_positions[request_id] = queue_position.at(now_s)
-                lost.append((request_id, self._queue_positions[request_id]))
-        return lost
 
     def _exchange(
         self,
@@ -351,10 +330,9 @@ class EngineLoop:
         now_s, self._load = self._clock(), load
         if load.computed:
             self._tell_followers(load)
-        for request_id in list(self._queue_positions):
-            if request_id not in load.waiting or request_id in load.awaiting:
-                del self._queue_positions[request_id]
-                self._live[request_id].join(began_s)
+        for request_id in [name for name in self._unbegun if name not in load.waiting or name in load.awaiting]:
+            self._unbegun.discard(request_id)
+            self._live[request_id].join(began_s)
         for output in outputs:
             self._deliver(output, now_s)
         if not self._load.has_work:
@@ -369,7 +347,7 @@ class EngineLoop:
             self._fail(output.request_id, output.error)
             return
         sequences.deliver(output, now_s)
-        self._queue_positions.pop(output.request_id, None)  # another choice, which goes on as well, may still wait
+        self._unbegun.discard(output.request_id)  # another choice, which goes on as well, may still wait
         if sequences.is_over:
             self._leave(output.request_id)
 
@@ -409,7 +387,7 @@ class EngineLoop:
         self._leave(request_id).fail(error)
 
     def _leave(self, request_id: str) -> Sequences:
-        self._queue_positions.pop(request_id, None)
+        self._unbegun.discard(request_id)
         return self._live.pop(request_id)
 
 

@@ -52,3 +52,33 @@ class OpenStages:
             return InstanceLoad(stages, self.draining)
         stages = {stage: replace(load, served=self._served[stage]) for stage, load in stages.items()}
         return InstanceLoad(stages, self.draining, stages_version=self.states.version, closed=self.states.closed)
+
+
+def stage_loads(
+    open_stages: AbstractSet[Stage],
+    *,
+    waiting: int,
+    running: int,
+    tokens: int,
+    unanswered_tokens: int,
+    leased_bytes: int,
+    free_tokens: int | None,
+) -> dict[Stage, StageLoad]:
+    """The load of the stages of text that are open.
+
+    Requests that have not started (``waiting``) count as prefill load, the others (``running``) as decode load, as both share a batch. An
+    instance without one of these stages counts all at the other. Of the ``tokens`` to compute and to generate, those of prompts count as
+    prefill load until the first token of their answers, at most ``unanswered_tokens``.
+    """
+    prompts = min(unanswered_tokens, tokens)
+    serves = open_stages & BOTH
+    if serves == BOTH:
+        return {
+            Stage.PREFILL: StageLoad(prompts, waiting, leased_bytes),
+            Stage.DECODE: StageLoad(tokens - prompts, running, free_tokens=free_tokens),
+        }
+    if serves == PREFILL:
+        return {Stage.PREFILL: StageLoad(tokens, waiting + running, leased_bytes)}
+    if serves == DECODE:
+        return {Stage.DECODE: StageLoad(tokens, waiting + running, free_tokens=free_tokens)}
+    return {}

@@ -10,7 +10,7 @@ from math import inf
 from triptych.domain.embedding import LeaseId, Ticket
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
 from triptych.domain.generation import TextEvent, TextRequest
-from triptych.domain.instance import InstanceInfo, InstanceLoad, ServedPart, StageLoad, TransportOffer
+from triptych.domain.instance import InstanceInfo, InstanceLoad, ServedPart, TransportOffer
 from triptych.domain.sampling import ResponseFormat
 from triptych.domain.stage import Stage
 from triptych.errors import InvalidRequest, LeaseLost
@@ -31,7 +31,7 @@ from .generation import Generation, Serving
 from .imports import Importer
 from .jobs import Jobs
 from .kv_store import KvStore
-from .open_stages import BOTH, DECODE, PREFILL, OpenStages
+from .open_stages import OpenStages, stage_loads
 from .record import Record
 from .settings import TextSettings
 
@@ -106,7 +106,7 @@ class TextService:
             kv.store.on_change(self._watched_load.notify)
         self._kv_kind = None if engine.kv is None else engine.kv.kind
         tpot_slo_s = settings.engine_options.tpot_slo_s
-        is_lender = scheduler is not None and scheduler.encode_first
+        is_lender = scheduler is not None and scheduler.turns.encode_first
         self._serving = Serving(
             settings=settings,
             engine=engine,
@@ -199,29 +199,19 @@ class TextService:
         return watch_with_hints(self._watched_load, published.reader())
 
     def load(self) -> InstanceLoad:
-        """Requests that have not started count as prefill load, the others as decode load, as both share a batch. An instance
-        without one of these stages counts all at the other, and one that has switched to none of them says nothing.
-
-        A prompt counts as prefill load until the first token of its answer, the most that may be generated as decode
-        load.
-        """
+        """The load of each open stage; one that has switched to none of text says nothing."""
         unstarted, running = self._loop.requests
         waiting = unstarted + self._jobs.outside
         tokens = self._loop.pending_tokens + self._jobs.outside_tokens
-        prompts = min(self._jobs.unanswered_tokens, tokens)
-        leased = 0 if self._kv is None else self._kv.store.memory.leased_bytes
-        free = self._loop.free_tokens
-        serves = self._stages.open & BOTH
-        stages: dict[Stage, StageLoad] = {}
-        if serves == BOTH:
-            stages = {
-                Stage.PREFILL: StageLoad(prompts, waiting, leased),
-                Stage.DECODE: StageLoad(tokens - prompts, running, free_tokens=free),
-            }
-        elif serves == PREFILL:
-            stages = {Stage.PREFILL: StageLoad(tokens, waiting + running, leased)}
-        elif serves == DECODE:
-            stages = {Stage.DECODE: StageLoad(tokens, waiting + running, free_tokens=free)}
+        stages = stage_loads(
+            self._stages.open,
+            waiting=waiting,
+            running=running,
+            tokens=tokens,
+            unanswered_tokens=self._jobs.unanswered_tokens,
+            leased_bytes=0 if self._kv is None else self._kv.store.memory.leased_bytes,
+            free_tokens=self._loop.free_tokens,
+        )
         return self._stages.report(stages)
 
     def on_change(self, listener: Callable[[], None]) -> None:

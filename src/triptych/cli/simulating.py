@@ -236,6 +236,13 @@ def simulate(
             rich_help_panel=_OUT,
         ),
     ] = None,
+    fidelity: Annotated[
+        Literal["services", "machines"],
+        typer.Option(
+            help="Run the real services, or their state machines alone: faster, and equal where it has all.",
+            rich_help_panel=_OUT,
+        ),
+    ] = "services",
     json_file: Annotated[
         Path | None,
         typer.Option("--json", dir_okay=False, help="Write all results to this file.", rich_help_panel=_OUT),
@@ -297,6 +304,7 @@ def simulate(
             load.timeout_s,
             warm_up,
             asked | ({"options of services": " ".join(dict.fromkeys(services))} if services else {}),
+            fidelity,
         )
         if not parsed.is_compared:
             command.run(simulation, command.Outputs.checked(json_file, report, perfetto), plain_console())

@@ -37,7 +37,7 @@ TOKEN_ID = Between(0, MAX_INT31)
 BIAS = Pair(TOKEN_ID, Between(-100, 100))
 SCHEMA = Size(4 << 20)
 """Limit for a JSON Schema or grammar; the router's settings are tighter."""
-_SEED_BITS = 63
+SEED_BITS = 63
 
 
 def _parameter(default: T, bound: Bound | None, about: str = "", *, api_name: str | None = None) -> T:
@@ -86,7 +86,7 @@ class SamplingParams:
 
     def seeded(self, rng: Rng) -> Self:
         """Sampling with a seed: a drawn one if there is none."""
-        return self if self.seed is not None else replace(self, seed=rng.getrandbits(_SEED_BITS))
+        return self if self.seed is not None else replace(self, seed=rng.getrandbits(SEED_BITS))
 
 
 @dataclass(frozen=True, slots=True)

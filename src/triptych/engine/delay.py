@@ -7,8 +7,8 @@ those of the real model; embeddings are zeros, and answers repeat one token.
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Self
 
@@ -34,10 +34,9 @@ from triptych.engine.checkpoint import open_checkpoint
 from triptych.engine.decoder.options import EngineOptions
 from triptych.errors import ContextTooLong, InvalidRequest
 from triptych.families.base import Family, shard_outputs
+from triptych.machine.text.counted_batch import CountedBatch, CountedSequence, CountedStep
 from triptych.machine.text.prefix_hashes import BlockHashes, KeyedItem, PrefixHashes
-from triptych.policy.batching import Prefill, StepPlan, plan_step
 from triptych.policy.costs import Costs
-from triptych.policy.fairness import may_start
 from triptych.ports import StopSignal
 from triptych.runtime.profiles import the_profile
 
@@ -116,44 +115,11 @@ class DelayEncoderEngine:
         return memoryview(bytes(nbytes))
 
 
-@dataclass(slots=True)
-class _Sequence:
+@dataclass(eq=False, slots=True, kw_only=True)
+class _Sequence(CountedSequence):
     request: EngineRequest
-    computed: int = 0
-    """Tokens of the prompt and of ``begun`` that are computed; all choices share them."""
-    sent: int = 0
-    choices: tuple[int, ...] = ()
-    begun: int = 0
-    """Tokens that each choice had when it came."""
-    length: int = 0
-    """Tokens at which each choice ends by itself."""
-    prefixes: list[bytes] = field(default_factory=list)
+    prefixes: Sequence[bytes] = ()
     """Hashes of the prompt's full blocks."""
-    arriving: int = 0
-    """Positions that come from elsewhere."""
-    paused: bool = False
-
-    @property
-    def left(self) -> int:
-        return len(self.request.token_ids) + self.begun - self.computed
-
-    @property
-    def is_arriving(self) -> bool:
-        return self.computed < self.arriving
-
-    @property
-    def is_idle(self) -> bool:
-        return self.paused or self.is_arriving
-
-    @property
-    def most_tokens(self) -> int:
-        """KV memory that it may come to need."""
-        return len(self.request.token_ids) + len(self.choices) * self.limit
-
-    @property
-    def limit(self) -> int:
-        assert self.request.sampling.max_tokens is not None  # noqa: S101  # guaranteed by the port
-        return self.request.sampling.max_tokens
 
 
 class DelayTextEngine:
@@ -179,23 +145,22 @@ class DelayTextEngine:
         prefix_tokens: int = 0,
         sleep: Sleep = time.sleep,
     ) -> None:
-        token_nbytes = costs.profile.measured.kv_token_nbytes
         self.model = model
-        self.kv_tokens = options.kv_cache_bytes // token_nbytes if token_nbytes else _MANY_TOKENS
+        self.kv_tokens, kind = kv_memory(model, costs, options)
         self.kv_block_tokens = 1
-        heads_nbytes = 2 * model.dtype.itemsize
-        head_size = token_nbytes // heads_nbytes or model.hidden_size
-        kind = KvKind(model.revision, model.dtype, layers=1, heads=1, head_size=head_size)
         self.placeholder_ids = family.placeholder_ids
         self._costs = costs
         self._max_sequences = options.max_sequences
-        self._token_budget = options.most_step_tokens
         self._length = length
         self._sleep = sleep
         self._token = next(token for token in range(16, model.context_length + 16) if token not in self.placeholder_ids)
-        self._waiting: dict[str, _Sequence] = {}
-        self._running: dict[str, _Sequence] = {}
-        self.kv = DelayKvAccess(kind, self._waiting, self._running, self._token, self._copied, self._keep)
+        self._batch: CountedBatch[_Sequence] = CountedBatch(
+            kv_tokens=self.kv_tokens,
+            max_sequences=options.max_sequences,
+            token_budget=options.most_step_tokens,
+            known=self._find,
+        )
+        self.kv = DelayKvAccess(kind, self._batch, self._token, self._copied, self._keep)
         self.finds_prefixes = prefix_tokens > 0
         self.prefix_queries_tokens = self.prefix_hits_tokens = 0
         self._most_prefixes = prefix_tokens // _BLOCK_TOKENS
@@ -209,130 +174,61 @@ class DelayTextEngine:
 
     @property
     def kv_free_tokens(self) -> int:
-        held = (
-            sequence.computed + len(sequence.choices) * (sequence.sent - sequence.begun)
-            for sequence in self._running.values()
-        )
-        return max(0, self.kv_tokens - sum(held))
+        return self._batch.free_tokens
 
     def add(self, request: EngineRequest) -> None:
-        if request.request_id in self._waiting or request.request_id in self._running:
+        if self._batch.find(request.request_id) is not None:
             raise InvalidRequest(f"request {request.request_id!r} is in the engine already")
-        begun = max(map(len, request.begun.values()))
-        sequence = _Sequence(request, sent=begun, choices=tuple(request.begun), begun=begun)
+        limit = request.sampling.max_tokens
+        assert limit is not None  # noqa: S101  # guaranteed by the port
         longest = min(self.model.context_length, self.kv_tokens)
-        if len(request.token_ids) + sequence.limit > longest:
-            raise ContextTooLong(
-                f"prompt and answer have {len(request.token_ids) + sequence.limit} tokens of {longest}"
+        if len(request.token_ids) + limit > longest:
+            raise ContextTooLong(f"prompt and answer have {len(request.token_ids) + limit} tokens of {longest}")
+        if len(request.begun) > self._max_sequences:
+            raise InvalidRequest(f"n is {len(request.begun)}, must be at most {self._max_sequences}", param="n")
+        self._batch.add(
+            _Sequence(
+                request_id=request.request_id,
+                prompt_tokens=len(request.token_ids),
+                limit=limit,
+                length=limit if self._length is None else min(limit, max(1, self._length(request))),
+                choices=tuple(request.begun),
+                begun=max(map(len, request.begun.values())),
+                queue_position=request.queue_position,
+                arriving=request.arriving,
+                pauses=request.pauses,
+                request=request,
+                prefixes=_prefixes(request) if self.finds_prefixes else (),
             )
-        if len(sequence.choices) > self._max_sequences:
-            raise InvalidRequest(f"n is {len(sequence.choices)}, must be at most {self._max_sequences}", param="n")
-        sequence.arriving = min(request.arriving, len(request.token_ids) + begun - 1)
-        sequence.length = sequence.limit if self._length is None else min(sequence.limit, max(1, self._length(request)))
-        if self.finds_prefixes:
-            sequence.prefixes = _prefixes(request)
-        self._waiting[request.request_id] = sequence
+        )
 
     def cancel(self, request_id: str, choice: int | None = None) -> None:
-        for sequences in (self._waiting, self._running):
-            sequence = sequences.get(request_id)
-            if sequence is not None:
-                sequence.choices = tuple(
-                    number for number in sequence.choices if choice is not None and number != choice
-                )
-                if not sequence.choices:
-                    del sequences[request_id]
+        self._batch.cancel(request_id, choice)
 
     def reorder(self, request_id: str, queue_position: QueuePosition) -> None:
-        if (sequence := self._waiting.get(request_id)) is not None:
-            sequence.request = replace(sequence.request, queue_position=queue_position)
+        self._batch.reorder(request_id, queue_position)
 
     @property
     def prefill_queue_position(self) -> QueuePosition | None:
-        positions = [
-            sequence.request.queue_position
-            for sequence in self._running.values()
-            if sequence.left and not sequence.is_idle
-        ]
-        startable = [
-            sequence
-            for sequence in self._waiting.values()
-            if not sequence.paused and self._may_start(sequence, self._places(), 0)
-        ]
-        first = min(startable, key=lambda sequence: sequence.request.queue_position, default=None)
-        if first is not None and (first.most_tokens <= self._unreserved_tokens() or not self._running):
-            positions.append(first.request.queue_position)
-        return min(positions, default=None)
+        return self._batch.prefill_queue_position
 
     @property
     def can_step(self) -> bool:
-        return self.prefill_queue_position is not None or any(
-            not sequence.is_idle for sequence in self._running.values()
-        )
-
-    def _places(self) -> int:
-        return sum(len(sequence.choices) for sequence in self._running.values())
+        return self._batch.can_step
 
     def step(self) -> list[EngineOutput]:
-        return self._run(plan_step(self._decoding(), self._prompts(), token_budget=self._token_budget))
-
-    def _prompts(self) -> Iterator[Prefill]:
-        """Sequences that have begun and those for which there is a place, by their queue positions."""
-        running, started_beyond = self._places(), 0
-        begun = [sequence for sequence in self._running.values() if sequence.left and not sequence.is_idle]
-        waiting = [sequence for sequence in self._waiting.values() if not sequence.paused]
-        left_tokens = self._unreserved_tokens()
-        for sequence in sorted([*begun, *waiting], key=lambda sequence: sequence.request.queue_position):
-            if sequence.request.request_id in self._waiting:
-                if not self._may_start(sequence, running, started_beyond):
-                    continue
-                if sequence.most_tokens > left_tokens and running:
-                    left_tokens = 0  # nobody passes it
-                    continue
-                self._find(sequence)
-                running += len(sequence.choices)
-                left_tokens -= sequence.most_tokens
-                started_beyond += sequence.request.queue_position.beyond_share * len(sequence.choices)
-                if sequence.is_arriving:
-                    self._start(sequence)
-                    continue
-            yield _prefill(sequence)
-
-    def _unreserved_tokens(self) -> int:
-        """KV memory that no running request may come to need."""
-        return self.kv_tokens - sum(sequence.most_tokens for sequence in self._running.values())
-
-    def _may_start(self, sequence: _Sequence, running: int, started_beyond: int) -> bool:
-        wanted, queue_position = len(sequence.choices), sequence.request.queue_position
-        return may_start(
-            queue_position, wanted=wanted, running=running, places=self._max_sequences, begun=started_beyond
-        )
+        return self._run(self._batch.begin())
 
     def decode_step(self) -> list[EngineOutput]:
-        return self._run(StepPlan(tuple(self._decoding()), ()))
+        return self._run(self._batch.begin(prefill=False))
 
-    def _decoding(self) -> list[str]:
-        """Sequences that decode, with one entry per choice, as each takes a place."""
-        decoding = [
-            (name, sequence) for name, sequence in self._running.items() if not (sequence.left or sequence.is_idle)
-        ]
-        return [name for name, sequence in decoding for _ in sequence.choices]
-
-    def _run(self, plan: StepPlan) -> list[EngineOutput]:
-        contexts = [len(self._running[name].request.token_ids) + self._running[name].sent for name in plan.decodes]
-        prompts = list[tuple[int, int]]()
-        advanced = list(dict.fromkeys(plan.decodes))
-        for work in plan.prefills:
-            sequence = self._running.get(work.sequence_id) or self._start(self._waiting[work.sequence_id])
-            prompts.append((work.tokens, sequence.computed))
-            sequence.computed += work.tokens
+    def _run(self, step: CountedStep[_Sequence]) -> list[EngineOutput]:
+        for sequence in step.computing:
             self._keep(sequence)
-            if not sequence.left:
-                advanced.append(work.sequence_id)
-        if contexts or prompts:
-            took_s = self._costs.step_s(len(contexts), sum(contexts) / max(1, len(contexts)), prompts).value
-            self._spend("step", took_s, plan.tokens)
-        return [output for name in advanced for output in self._advance(self._running[name])]
+        if step.tokens:
+            took_s = self._costs.step_s(step.decodes, step.mean_context, step.prompts).value
+            self._spend("step", took_s, step.tokens)
+        return [output for sequence in self._batch.end(step) for output in self._outputs(sequence)]
 
     def _copied(self, nbytes: int) -> None:
         self._spend("copy", nbytes / _COPIED_BYTES_PER_S, nbytes)
@@ -342,13 +238,7 @@ class DelayTextEngine:
         del work, size
         self._sleep(seconds)
 
-    def _start(self, sequence: _Sequence) -> _Sequence:
-        self._running[sequence.request.request_id] = self._waiting.pop(sequence.request.request_id)
-        self.prefix_queries_tokens += sequence.computed + sequence.left if self.finds_prefixes else 0
-        self.prefix_hits_tokens += sequence.computed
-        return sequence
-
-    def _find(self, sequence: _Sequence) -> None:
+    def _find(self, sequence: _Sequence) -> int:
         """All but the last token may be known."""
         cached = 0
         for prefix in sequence.prefixes[: (sequence.left - 1) // _BLOCK_TOKENS]:
@@ -356,7 +246,9 @@ class DelayTextEngine:
                 break
             self._prefixes.move_to_end(prefix)
             cached += 1
-        sequence.computed = cached * _BLOCK_TOKENS
+        self.prefix_queries_tokens += sequence.left if self.finds_prefixes else 0
+        self.prefix_hits_tokens += cached * _BLOCK_TOKENS
+        return cached * _BLOCK_TOKENS
 
     def _keep(self, sequence: _Sequence) -> None:
         for prefix in sequence.prefixes[: sequence.computed // _BLOCK_TOKENS]:
@@ -365,36 +257,28 @@ class DelayTextEngine:
         while len(self._prefixes) > self._most_prefixes:
             self._prefixes.popitem(last=False)
 
-    def _advance(self, sequence: _Sequence) -> list[EngineOutput]:
-        sequence.sent += 1
-        sequence.paused |= sequence.request.pauses
+    def _outputs(self, sequence: _Sequence) -> list[EngineOutput]:
         reason = None
-        if sequence.sent >= sequence.length:
+        if sequence.has_ended:
             reason = FinishReason.LENGTH if sequence.sent >= sequence.limit else FinishReason.STOP
-            del self._running[sequence.request.request_id]
         certain = ScoredToken(self._token, 0.0)
         scores = () if sequence.request.sampling.logprobs is None else (Scores(certain, ()),)
         return [
-            EngineOutput(sequence.request.request_id, (self._token,), reason, choice=choice, scores=scores)
+            EngineOutput(sequence.request_id, (self._token,), reason, choice=choice, scores=scores)
             for choice in sequence.choices
         ]
 
     @property
     def has_work(self) -> bool:
-        return bool(self._waiting or self._running)
+        return self._batch.has_work
 
     @property
     def waiting(self) -> frozenset[str]:
-        return frozenset(self._waiting)
+        return frozenset(self._batch.waiting)
 
     @property
     def pending_tokens(self) -> int:
-        going = [sequence for sequence in (*self._waiting.values(), *self._running.values()) if not sequence.paused]
-        arriving = sum(max(0, sequence.arriving - sequence.computed) for sequence in going)
-        return (
-            sum(sequence.left + len(sequence.choices) * (sequence.limit - sequence.sent) for sequence in going)
-            - arriving
-        )
+        return self._batch.pending_tokens
 
     @property
     def sharing(self) -> Self:
@@ -406,9 +290,7 @@ class DelayKvAccess:
     """``ports.KvAccess``: keys and values are whatever the memory has. The choices of a request have one state."""
 
     kind: KvKind
-    """As many bytes as the profile says, else those of one layer."""
-    _waiting: Mapping[str, _Sequence]
-    _running: Mapping[str, _Sequence]
+    _batch: CountedBatch[_Sequence]
     _token: int
     """Each token of an answer."""
     _on_copied: Callable[[int], None]
@@ -417,23 +299,17 @@ class DelayKvAccess:
 
     @property
     def awaiting(self) -> frozenset[tuple[str, int]]:
-        arriving = (
-            (name, sequence) for name, sequence in self._running.items() if sequence.is_arriving and not sequence.paused
-        )
-        return frozenset((name, sequence.choices[0]) for name, sequence in arriving)
+        return frozenset((name, sequence.choices[0]) for name, sequence in self._batch.awaiting.items())
 
     def pause(self, request_id: str) -> None:
-        if (sequence := self._known(request_id)) is not None:
-            sequence.paused = True
+        self._batch.pause(request_id)
 
     def computed(self, request_id: str, choice: int) -> int:
-        sequence = self._running.get(request_id)
-        if sequence is None or choice not in sequence.choices:
-            return 0
-        return sequence.computed + max(0, sequence.sent - sequence.begun - 1)
+        sequence = self._batch.running.get(request_id)
+        return 0 if sequence is None or choice not in sequence.choices else sequence.positions
 
     def prefix_hash(self, request_id: str, choice: int, end: int) -> bytes | None:
-        sequence = self._known(request_id)
+        sequence = self._batch.find(request_id)
         if (
             sequence is None
             or choice not in sequence.choices
@@ -455,20 +331,24 @@ class DelayKvAccess:
         del memory
         if (request_id, choice) not in self.awaiting:
             return False
-        sequence = self._running[request_id]
+        sequence = self._batch.running[request_id]
         if segment.first > sequence.computed or segment.end > sequence.computed + sequence.left:
             return False
         self._on_copied(segment.nbytes)
-        sequence.computed = max(sequence.computed, min(segment.end, sequence.computed + sequence.left - 1))
+        self._batch.arrive(sequence, segment.end)
         self._on_unpacked(sequence)
         return True
 
     def arrived(self, request_id: str) -> None:
-        if (sequence := self._known(request_id)) is not None:
-            sequence.arriving = 0
+        self._batch.end_arrival(request_id)
 
-    def _known(self, request_id: str) -> _Sequence | None:
-        return self._running.get(request_id) or self._waiting.get(request_id)
+
+def kv_memory(model: ModelInfo, costs: Costs, options: EngineOptions) -> tuple[int, KvKind]:
+    """The positions that KV memory has room for, and the kind of what is in it: as many bytes as the profile says, else those of one layer."""
+    token_nbytes = costs.profile.measured.kv_token_nbytes
+    head_size = token_nbytes // (2 * model.dtype.itemsize) or model.hidden_size
+    kind = KvKind(model.revision, model.dtype, layers=1, heads=1, head_size=head_size)
+    return options.kv_cache_bytes // token_nbytes if token_nbytes else _MANY_TOKENS, kind
 
 
 def delay_costs(path: Path, part: ModelPart) -> Costs:
@@ -484,10 +364,6 @@ def _prefixes(request: EngineRequest) -> list[bytes]:
 
 def _items(request: EngineRequest) -> list[KeyedItem]:
     return [KeyedItem(span.key, tuple(range(span.start, span.start + span.tokens))) for span in request.embeddings]
-
-
-def _prefill(sequence: _Sequence) -> Prefill:
-    return Prefill(sequence.request.request_id, sequence.left, sequence.computed, sequences=len(sequence.choices))
 
 
 def synthetic_encoder_profile(

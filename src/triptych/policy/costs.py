@@ -71,6 +71,11 @@ class Costs:
         """One decode step of ``batch`` sequences: the time between two tokens (TBT) when nothing else runs."""
         return self._at("decode", mean_context, batch)
 
+    def decode_steps_s(self, batch: float, mean_context: float, steps: int) -> list[float]:
+        """The seconds of so many ``decode_s`` in turn, each with one token more of context. 0 each if decoding was not measured."""
+        surface = self._surfaces.get("decode")
+        return [0.0] * steps if surface is None else surface.run(mean_context, batch, steps)
+
     def step_s(self, decodes: float, mean_context: float, prompts: Sequence[tuple[float, float]] = ()) -> Estimate:
         """One step that decodes ``decodes`` sequences and computes prompts beside them, each new and cached tokens.
 

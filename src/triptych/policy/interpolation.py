@@ -58,6 +58,7 @@ class Surface:
         self._ys = sorted(lines)
         self._lines = [Line(lines[y]) for y in self._ys]
         self._turns = sorted(self._turning_places())
+        self._points = sorted({x for line in self._lines for x in line.xs})
 
     @property
     def ys(self) -> Sequence[float]:
@@ -88,6 +89,24 @@ class Surface:
             low_there, high_there = self._around(right, place)
             slope = max(slope, (high_there - low_there) / (ys[right] - ys[right - 1]))
         return high + (y - ys[right]) * slope
+
+    def run(self, x: float, y: float, count: int) -> list[float]:
+        """The values at ``x``, ``x + 1`` and so on, as ``at`` has them up to rounding."""
+        ys = self._ys
+        values: list[float] = []
+        while len(values) < count:
+            first = x + len(values)
+            # Between points of lines, and on no line beyond the last, the value is linear in x.
+            place = bisect_right(self._points, first)
+            until = self._points[place] if place < len(self._points) else first + count
+            inside = min(count - len(values), int(until - first) + 1)
+            if inside < 3 or (y > ys[-1] and len(ys) > 1):
+                values.append(self.at(first, y))
+                continue
+            begin, end = self.at(first, y), self.at(first + inside - 1, y)
+            slope = (end - begin) / (inside - 1)
+            values += [begin + slope * number for number in range(inside)]
+        return values
 
     def along(self, x: float) -> Line:
         """The values over y at this x."""

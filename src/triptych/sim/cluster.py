@@ -10,7 +10,7 @@ from typing import Any
 
 from triptych import ports
 from triptych.domain.embedding import Ticket
-from triptych.domain.instance import ServedPart
+from triptych.domain.instance import InstanceLoad, ServedPart
 from triptych.domain.membership import MemberKind
 from triptych.domain.pool import Registration
 from triptych.domain.scaling import PoolName
@@ -221,6 +221,15 @@ class Node:
             self.uses[-1].end_s, self.uses[-1].after = now_s, self.activity.until(now_s)
         await self._life.aclose()
 
+    def load(self) -> InstanceLoad:
+        """Of one that is up."""
+        load: InstanceLoad = self.service.load()
+        return load
+
+    def until(self, now_s: float) -> dict[Busy, float]:
+        """Seconds by kind of work until now, of all incarnations."""
+        return self.activity.until(now_s)
+
     def used(self, end_s: float) -> list[InstanceUse]:
         """What its incarnations did until ``end_s``."""
         kind, uses = self.kind, list[InstanceUse]()
@@ -284,10 +293,10 @@ class SimCluster:
 
     def _add(self, name: str, role: Role) -> Node:
         node = self.nodes[name] = Node(name, role, self)
-        speeds = dict(self.links.speeds)
+        speeds = dict(self.links.flows.speeds)
         for direction in ("out of", "into"):
             speeds[f"{direction} {name}"] = self.deployment.kinds[role].link
-        self.links.speeds = speeds
+        self.links.flows.speeds = speeds
         return node
 
     async def _before_pull(self, reader: str, ticket: Ticket) -> None:

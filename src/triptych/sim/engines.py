@@ -33,14 +33,15 @@ class Activity:
         """Let virtual time pass within work."""
         start_s = asyncio.get_running_loop().time() + billed_s()
         spend(seconds)
-        self._did(work, start_s, start_s + seconds, size)
+        self.did(work, start_s, start_s + seconds, size)
 
     def pulled(self, start_s: float, end_s: float, nbytes: int) -> None:
         """Note a pull that has ended. Time with several at once counts once."""
-        self._did("pull", max(start_s, min(self._pulled_s, end_s)), end_s, nbytes, began_s=start_s)
+        self.did("pull", max(start_s, min(self._pulled_s, end_s)), end_s, nbytes, began_s=start_s)
         self._pulled_s = end_s
 
-    def _did(self, work: Busy, start_s: float, end_s: float, size: int, *, began_s: float | None = None) -> None:
+    def did(self, work: Busy, start_s: float, end_s: float, size: int, *, began_s: float | None = None) -> None:
+        """Note a piece of work, which may not have ended. ``began_s``: of its span, where the beginning counts for another one."""
         self._running.append((work, start_s, end_s))
         if self.keeps_spans and end_s > start_s:
             self.spans.append(Span(self.instance, work, start_s if began_s is None else began_s, end_s, size))

@@ -16,17 +16,19 @@ class LinkSpeed:
 
 
 @dataclass(eq=False, slots=True)
-class _Flow:
+class Flow:
+    """A running transfer."""
+
     links: tuple[str, ...]
+    nbytes: int
     left: float
     """Bytes."""
-    done: asyncio.Future[None]
     rate: float = 0.0
     """Bytes per second."""
 
 
 @dataclass(slots=True)
-class SharedLinks:
+class Flows:
     """Owner of the running transfers. Each gets the smallest of its links' equal shares, recomputed when one begins or ends.
 
     (Not max-min fair: what a transfer leaves of a share, as another link bounds it, is given to nobody.)
@@ -35,57 +37,100 @@ class SharedLinks:
     speeds: Mapping[str, LinkSpeed]
     moved: Counter[str] = field(default_factory=Counter)
     """Bytes by link, of transfers that ended."""
-    _flows: dict[_Flow, None] = field(default_factory=dict)
+    _flows: dict[Flow, None] = field(default_factory=dict)
     _loads: Counter[str] = field(default_factory=Counter)
     _since_s: float = 0.0
-    _timer: asyncio.TimerHandle | None = None
 
-    async def transfer(self, links: Sequence[str], nbytes: int) -> None:
-        """Wait for as long as a transfer over all of ``links`` takes. It ends early, without its bytes, when cancelled."""
-        known = tuple([link for link in links if link in self.speeds])
-        await asyncio.sleep(sum(self.speeds[link].latency_s for link in known))
-        if not known or not nbytes:
-            return
-        flow = _Flow(known, nbytes, asyncio.get_running_loop().create_future())
-        self._advance()
+    def known(self, links: Sequence[str]) -> tuple[str, ...]:
+        """Those of these links that have a speed."""
+        return tuple([link for link in links if link in self.speeds])
+
+    def latency_s(self, links: Sequence[str]) -> float:
+        """What a transfer over all of them takes beside its bytes."""
+        return sum(self.speeds[link].latency_s for link in links)
+
+    def begin(self, links: tuple[str, ...], nbytes: int, now_s: float) -> Flow:
+        flow = Flow(links, nbytes, nbytes)
+        self._advance(now_s)
         self._flows[flow] = None
-        self._loads.update(known)
-        self._reschedule()
-        try:
-            await flow.done
-            self.moved.update(dict.fromkeys(known, nbytes))
-        finally:
-            if flow in self._flows:
-                self._advance()
-                self._end(flow)
-                self._reschedule()
+        self._loads.update(links)
+        self._share()
+        return flow
 
-    def _advance(self) -> None:
-        now_s = asyncio.get_running_loop().time()
+    def end(self, flow: Flow, now_s: float) -> None:
+        """It ends without its bytes."""
+        self._advance(now_s)
+        self._remove(flow)
+        self._share()
+
+    def ended(self, now_s: float) -> list[Flow]:
+        """End those that have all their bytes."""
+        self._advance(now_s)
+        ended = [flow for flow in self._flows if flow.left <= flow.rate * 1e-9 + 0.5]
+        for flow in ended:
+            self._remove(flow)
+            self.moved.update(dict.fromkeys(flow.links, flow.nbytes))
+        self._share()
+        return ended
+
+    def next_end_s(self) -> float | None:
+        """How long it takes from the last change until the first one ends; None without any."""
+        return min((max(0.0, flow.left) / flow.rate for flow in self._flows), default=None)
+
+    def __contains__(self, flow: Flow) -> bool:
+        return flow in self._flows
+
+    def _advance(self, now_s: float) -> None:
         took_s, self._since_s = now_s - self._since_s, now_s
         for flow in self._flows:
             flow.left -= flow.rate * took_s
 
-    def _end(self, flow: _Flow) -> None:
+    def _remove(self, flow: Flow) -> None:
         del self._flows[flow]
         self._loads.subtract(flow.links)
+
+    def _share(self) -> None:
+        for flow in self._flows:
+            flow.rate = min([self.speeds[link].bytes_per_s / self._loads[link] for link in flow.links])
+
+
+class SharedLinks:
+    """The links as tasks use them."""
+
+    def __init__(self, speeds: Mapping[str, LinkSpeed]) -> None:
+        self.flows = Flows(speeds)
+        """For reading, but for its speeds."""
+        self._done: dict[Flow, asyncio.Future[None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def transfer(self, links: Sequence[str], nbytes: int) -> None:
+        """Wait for as long as a transfer over all of ``links`` takes. It ends early, without its bytes, when cancelled."""
+        flows, loop = self.flows, asyncio.get_running_loop()
+        known = flows.known(links)
+        await asyncio.sleep(flows.latency_s(known))
+        if not known or not nbytes:
+            return
+        flow = flows.begin(known, nbytes, loop.time())
+        done = self._done[flow] = loop.create_future()
+        self._reschedule()
+        try:
+            await done
+        finally:
+            del self._done[flow]
+            if flow in flows:
+                flows.end(flow, loop.time())
+                self._reschedule()
 
     def _reschedule(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if not self._flows:
-            return
-        for flow in self._flows:
-            flow.rate = min(self.speeds[link].bytes_per_s / self._loads[link] for link in flow.links)
-        first_s = min(max(0.0, flow.left) / flow.rate for flow in self._flows)
-        self._timer = asyncio.get_running_loop().call_later(first_s, self._finish)
+        if (next_s := self.flows.next_end_s()) is not None:
+            self._timer = asyncio.get_running_loop().call_later(next_s, self._finish)
 
     def _finish(self) -> None:
         self._timer = None
-        self._advance()
-        for flow in [flow for flow in self._flows if flow.left <= flow.rate * 1e-9 + 0.5]:
-            self._end(flow)
-            if not flow.done.done():
-                flow.done.set_result(None)
+        for flow in self.flows.ended(asyncio.get_running_loop().time()):
+            if not (done := self._done[flow]).done():
+                done.set_result(None)
         self._reschedule()

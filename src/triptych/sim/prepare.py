@@ -32,10 +32,7 @@ def chat_request(number: int, planned: Planned, model: str, *, timeout_s: float)
         *((Modality.VIDEO, at) for at in range(len(planned.videos))),
         *((Modality.AUDIO, at) for at in range(len(planned.sounds_s))),
     ]
-    media = tuple(
-        MediaPart(modality, number.to_bytes(_ID_NBYTES, "big") + modality.value.encode() + at.to_bytes(2, "big"))
-        for modality, at in items
-    )
+    media = tuple(MediaPart(modality, item_bytes(number, modality, at)) for modality, at in items)
     return ChatRequest(
         request_id=f"request-{number}",
         model=model,
@@ -44,6 +41,11 @@ def chat_request(number: int, planned: Planned, model: str, *, timeout_s: float)
         timeout_s=timeout_s,
         tenant=Tenant(planned.tenant) if planned.tenant else None,
     )
+
+
+def item_bytes(number: int, modality: Modality, at: int) -> bytes:
+    """What stands for the item of a request, the ``at``-th of its modality, and tells it from all others."""
+    return number.to_bytes(_ID_NBYTES, "big") + modality.value.encode() + at.to_bytes(2, "big")
 
 
 def media_infos(planned: Planned, family: Family, media: Sequence[MediaPart]) -> tuple[MediaInfo, ...]:

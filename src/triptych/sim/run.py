@@ -2,11 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import aclosing, suppress
+from typing import Protocol
 
 from triptych.domain.generation import ChatFinished, TokenChunk
-from triptych.domain.stage import ModelPart, Stage
 from triptych.domain.timeline import Timeline
 from triptych.errors import NotFound, TriptychError
 from triptych.virtual import virtual_time
@@ -14,24 +14,32 @@ from triptych.workload.report import TIMEOUT, Record
 from triptych.workload.requests import Plan, Planned
 
 from .cluster import SimCluster, running
-from .outcome import Busy, Decision, Outcome, Sample
+from .outcome import Decision, Outcome
 from .prepare import chat_request
+from .samples import Sampler
 from .scenario import Deployment
 
-_SAMPLES = 200
-"""Samples of a run, taken at equal intervals of its duration, and on until its end."""
-_SHORTEST_S = 0.1
-"""Shortest interval between two."""
-_WORK: Mapping[ModelPart, tuple[Busy, ...]] = {
-    ModelPart.ENCODER: ("prepare", "encode"),
-    ModelPart.DECODER: ("step", "copy", "pull"),
-}
-_HOPS = 2
+HOPS = 2
 """Messages before the router has a request, and before a caller has a token: from the client to the gateway, and on."""
 _SETTLING_S = 3600.0
 """How long a run may go on after its last request came, beside the requests' time limit."""
 
 Note = Callable[[Record], None]
+
+
+class Simulate(Protocol):
+    """A fidelity: serves the requests of a plan."""
+
+    def __call__(
+        self,
+        deployment: Deployment,
+        plan: Plan,
+        *,
+        seed: int = 0,
+        timeout_s: float = 300.0,
+        keeps_spans: bool = False,
+        note: Note = lambda _: None,
+    ) -> Outcome: ...
 
 
 def simulate(
@@ -50,7 +58,7 @@ def simulate(
     began_s = time.process_time()
     run = _Run(deployment, plan, seed, timeout_s, note, keeps_spans=keeps_spans)
     limit_s = plan.duration_s + timeout_s + _SETTLING_S
-    outcome = virtual_time.run(run.main(), seed=seed, limit_s=limit_s)
+    outcome = virtual_time.run(run.main(), limit_s=limit_s)
     return outcome(time.process_time() - began_s)
 
 
@@ -68,7 +76,7 @@ class _Run:
         """When the cluster was ready: the plan's times count from then."""
         self._records: dict[int, Record] = {}
         self._timelines: dict[int, Timeline] = {}
-        self._samples: list[Sample] = []
+        self._sampler = Sampler(plan.duration_s)
 
     async def main(self) -> Callable[[float], Outcome]:
         most = len(self._plan.requests)
@@ -81,7 +89,7 @@ class _Run:
             ended_s = loop.time() - self._began_s
             uses = [use for node in cluster.nodes.values() for use in node.used(loop.time())]
             spans = [span for node in cluster.nodes.values() for span in node.activity.spans]
-            moved = dict(cluster.links.moved)
+            moved = dict(cluster.links.flows.moved)
         first_s, ended = self._began_s, sorted(self._records)
         return lambda took_s: Outcome(
             rate=self._plan.rate,
@@ -89,7 +97,7 @@ class _Run:
             records=[self._records[number] for number in ended],
             timelines=[self._timelines.get(number) for number in ended],
             instances=[use.since(first_s) for use in uses],
-            samples=self._samples,
+            samples=self._sampler.samples,
             decisions=[Decision(decision.at_s - first_s, decision.text) for decision in cluster.decisions],
             moved_bytes=moved,
             ended_s=ended_s,
@@ -120,7 +128,7 @@ class _Run:
     async def _client(self, cluster: SimCluster, number: int, planned: Planned) -> None:
         loop = asyncio.get_running_loop()
         due_s = self._began_s + planned.arrival_s
-        hops_s = _HOPS * self._deployment.control_s
+        hops_s = HOPS * self._deployment.control_s
         await asyncio.sleep(due_s + hops_s - loop.time())
         request = chat_request(number, planned, self._deployment.model.model_id, timeout_s=self._timeout_s)
         cluster.prepare.expect(request, number, planned)
@@ -148,13 +156,9 @@ class _Run:
         self._note(record)
 
     async def _sample(self, cluster: SimCluster) -> None:
-        every_s = max(self._plan.duration_s / _SAMPLES, _SHORTEST_S)
-        before: dict[str, dict[Busy, float]] = {}
         while True:
-            await asyncio.sleep(every_s)
-            now = {name: node.activity.until(cluster.now_s) for name, node in cluster.nodes.items()}
-            self._samples.append(_sampled(cluster, cluster.now_s - self._began_s, every_s, before, now))
-            before = now
+            await asyncio.sleep(self._sampler.every_s)
+            self._sampler.sample(cluster.nodes.values(), cluster.now_s, cluster.now_s - self._began_s)
 
     async def _let_happen(self, cluster: SimCluster) -> None:
         """The faults of the scenario, those of one time in their order."""
@@ -173,29 +177,3 @@ class _Run:
                 case _:
                     continue
             cluster.decide(f"{fault.what} {fault.instance} (fault of the scenario)")
-
-
-def _sampled(
-    cluster: SimCluster,
-    at_s: float,
-    every_s: float,
-    before: Mapping[str, Mapping[Busy, float]],
-    now: Mapping[str, Mapping[Busy, float]],
-) -> Sample:
-    sizes: dict[str, int] = {}
-    pending: dict[str, int] = {}
-    busy: dict[Busy, list[float]] = {}
-    for name, node in cluster.nodes.items():
-        if not node.is_up:
-            continue
-        stages = node.service.load().stages
-        serving = "".join(stage.value[0].upper() for stage in Stage if stage in stages)
-        sizes[serving or node.role.value] = sizes.get(serving or node.role.value, 0) + 1
-        for stage, load in stages.items():
-            pending[stage.value] = pending.get(stage.value, 0) + load.pending
-        for part in node.kind.profiles:
-            for work in _WORK[part]:
-                workers = node.kind.prepare_cores if work == "prepare" else 1
-                spent_s = now[name].get(work, 0.0) - before.get(name, {}).get(work, 0.0)
-                busy.setdefault(work, []).append(spent_s / every_s / workers)
-    return Sample(at_s, sizes, pending, {work: sum(shares) / len(shares) for work, shares in busy.items()})

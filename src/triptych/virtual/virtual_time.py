@@ -13,6 +13,7 @@ What would hang under a real clock is an error here: ``Deadlock`` when nothing c
 """
 
 import asyncio
+import heapq
 import random
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Executor
@@ -97,6 +98,19 @@ class _Future(_Numbered, asyncio.Future[Any]):
         super().__init__(loop=loop)
 
 
+class _Timer(asyncio.TimerHandle):
+    """Of those of one time, the first that was set is the first to run."""
+
+    def __init__(self, number: int, when: float, callback: Callable[..., object], *args: Any) -> None:
+        super().__init__(when, callback, *args)
+        self._number = number
+
+    def __lt__(self, other: object) -> bool:
+        if not isinstance(other, _Timer):
+            return NotImplemented
+        return (self.when(), self._number) < (other.when(), other._number)
+
+
 class VirtualTimeLoop(asyncio.BaseEventLoop):
     """The standard loop without I/O and threads, on a clock that starts at 0 and jumps from timer to timer.
 
@@ -121,7 +135,11 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
     ) -> asyncio.TimerHandle:
         if self._lateness is not None:
             when += self._lateness.random() * LATENESS_S
-        return super().call_at(when, callback, *args, context=context)
+        self._count += 1
+        timer = _Timer(self._count, when, callback, args, self, context)
+        heapq.heappush(self._scheduled, timer)  # type: ignore[attr-defined]  # as BaseEventLoop.call_at
+        timer._scheduled = True  # type: ignore[attr-defined]  # noqa: SLF001
+        return timer
 
     def create_future(self) -> asyncio.Future[Any]:
         self._count += 1

@@ -249,8 +249,9 @@ def test_a_waiting_request_gets_another_queue_position() -> None:
 
 def test_requests_wait_for_kv_memory_in_their_order() -> None:
     """One that fits does not pass one that does not."""
-    engine = text_engine(Slept())
-    engine.kv_tokens = 41
+    profile = replace(DECODER, measured=replace(DECODER.measured, kv_token_nbytes=64))
+    options = replace(OPTIONS, kv_cache_bytes=41 * 64)
+    engine = DelayTextEngine(FAKE_MODEL, FakeFamily(), Costs(profile), options, sleep=Slept())
     for number, (name, prompt) in enumerate((("first", 20), ("large", 30), ("small", 5))):
         engine.add(request(name, prompt=prompt, tokens=3, queue_position=number))
     started = [sorted({output.request_id for output in engine.step()}) for _ in range(7)]

@@ -107,3 +107,11 @@ def test_every_fourth_inner_row_is_held_out() -> None:
     rows = tuple(DecodeRow(1, context, 0.1) for context in range(1, 13))
     (error,) = held_out_errors(replace(DECODER, prefill=(), decode=rows))
     assert error.points == 2
+
+
+@pytest.mark.parametrize("y", [0.5, 1.0, 3.0, 8.0, 20.0])
+@pytest.mark.parametrize("x", [0.0, 0.5, 90.0, 395.0])
+def test_a_run_has_the_value_at_each_place(x: float, y: float) -> None:
+    surface = Surface([(0, 1, 1.0), (100, 1, 2.0), (400, 1, 9.0), (50, 8, 3.0), (130, 8, 30.0)])
+    run = surface.run(x, y, 60)
+    assert run == pytest.approx([surface.at(x + number, y) for number in range(60)])

@@ -58,7 +58,7 @@ def test_a_cancelled_transfer_leaves_its_share_to_others() -> None:
             group.create_task(links.transfer(("a",), 100))
             await asyncio.sleep(1.0)
             left.cancel()
-        return asyncio.get_running_loop().time(), links.moved["a"]
+        return asyncio.get_running_loop().time(), links.flows.moved["a"]
 
     ended_s, moved = virtual_time.run(main())
     assert ended_s == pytest.approx(1.5)
@@ -69,7 +69,7 @@ def test_many_transfers_move_all_bytes() -> None:
     async def main() -> float:
         links = SharedLinks({"a": LinkSpeed(1000.0), "b": LinkSpeed(500.0)})
         await asyncio.gather(*(links.transfer(("a", "b") if number % 3 else ("a",), 10) for number in range(300)))
-        assert links.moved["a"] == 3000
+        assert links.flows.moved["a"] == 3000
         return asyncio.get_running_loop().time()
 
     assert virtual_time.run(main()) == pytest.approx(200 * 10 / 500.0, rel=0.01)

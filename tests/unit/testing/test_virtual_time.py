@@ -41,6 +41,18 @@ def test_timers_fire_in_order_of_their_time() -> None:
     assert virtual_time.run(main()) == [(1, 1), (2, 2), (3, 3)]
 
 
+def test_timers_of_one_time_fire_in_the_order_in_which_they_were_set() -> None:
+    async def main() -> list[int]:
+        seen: list[int] = []
+        loop = asyncio.get_running_loop()
+        for number in range(50):
+            loop.call_at(1.0 if number % 3 else 0.5, seen.append, number)
+        await asyncio.sleep(2)
+        return seen
+
+    assert virtual_time.run(main()) == sorted(range(50), key=lambda number: (number % 3 > 0, number))
+
+
 def test_timeouts_and_wait_for_expire_on_time() -> None:
     async def main() -> tuple[float, float]:
         with pytest.raises(TimeoutError):

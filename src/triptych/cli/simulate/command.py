@@ -14,9 +14,10 @@ from triptych.cli.files import make_room
 from triptych.cli.outcome import CliError
 from triptych.cli.simulate.deployment import Simulated
 from triptych.cli.simulate.goodput import GoodputSearch
-from triptych.cli.simulate.runs import Case, Ran, run_all
+from triptych.cli.simulate.runs import Case, Fidelity, Ran, run_all
 from triptych.errors import TriptychError
 from triptych.sim import html, perfetto
+from triptych.sim.machines.limits import check
 from triptych.sim.outcome import STEPS, Outcome, waterfall
 from triptych.sim.prepare import PlannedPrepare, chat_request
 from triptych.sim.scenario import Deployment
@@ -27,8 +28,6 @@ from triptych.workload.workload import Workload
 
 _TRIED = 100
 """Requests of a plan that are tried before anything runs."""
-MODE = "services"
-"""How a result came about: the real services ran in virtual time."""
 INTERRUPTED = "interrupted: these are the figures of what had ended"
 
 
@@ -47,6 +46,7 @@ class Simulation:
     warm_up_s: float
     settings: Mapping[str, str]
     """What was asked for, for the report."""
+    fidelity: Fidelity = "services"
 
     @property
     def all_seeds(self) -> Sequence[int]:
@@ -131,8 +131,12 @@ def run(simulation: Simulation, outputs: Outputs, console: Console) -> None:
 
 
 def _refuse_impossible(simulation: Simulation, cases: Sequence[Case]) -> None:
-    """Raise WorkloadError if no request is counted, or none of the first could be served."""
+    """Raise WorkloadError if no request is counted, or none of the first could be served, and NotByMachines for what that
+    fidelity does not have.
+    """
     deployment = simulation.simulated.deployment
+    if simulation.fidelity == "machines":
+        check(deployment)
     for case in cases:
         requests = case.plan.requests
         if not any(planned.arrival_s >= simulation.warm_up_s for planned in requests):
@@ -181,14 +185,14 @@ def _show(simulation: Simulation, outcomes: Sequence[Outcome], search: GoodputSe
             console.print(f"price at {outcome.rate:.3g} requests/s: {price}", soft_wrap=True)
     if (found := None if search is None else search.found()) is not None:
         console.print(str(found), soft_wrap=True)
-    print_effort(outcomes, console)
+    print_effort(outcomes, simulation.fidelity, console)
 
 
-def print_effort(outcomes: Sequence[Outcome], console: Console) -> None:
+def print_effort(outcomes: Sequence[Outcome], fidelity: str, console: Console) -> None:
     """How the runs came about, and what they took."""
     took_s = sum(outcome.took_s for outcome in outcomes)
     requests = sum(len(outcome.records) for outcome in outcomes)
-    console.print(f"{requests} requests simulated by {MODE} in {took_s:.1f} s of CPU", style="dim")
+    console.print(f"{requests} requests simulated by {fidelity} in {took_s:.1f} s of CPU", style="dim")
 
 
 def _chosen(outcomes: Sequence[Outcome], search: GoodputSearch | None) -> Sequence[Outcome]:
@@ -239,7 +243,7 @@ def _write(
     page = html.Page(
         f"Simulation of {simulation.simulated.deployment.model.model_id}",
         simulation.settings,
-        (f"simulated by {MODE}", *simulation.simulated.notes, *(() if is_whole else (INTERRUPTED,))),
+        (f"simulated by {simulation.fidelity}", *simulation.simulated.notes, *(() if is_whole else (INTERRUPTED,))),
         simulation.objectives,
         simulation.simulated.prices,
         () if search is None else (search.finding,),
@@ -258,7 +262,7 @@ def document_of(
     found = None if search is None else search.found()
     rate = goodput(reports, simulation.attainment) if search is None else found and found.interval.mean
     return {
-        "mode": MODE,
+        "mode": simulation.fidelity,
         "costs": list(simulation.simulated.notes),
         "settings": dict(simulation.settings),
         "objectives": asdict(simulation.objectives) | {"attainment": simulation.attainment},

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from triptych.cli.outcome import CliError
-from triptych.cli.simulate.command import INTERRUPTED, MODE, Outputs, Simulation, document_of, price_of, print_effort
+from triptych.cli.simulate.command import INTERRUPTED, Outputs, Simulation, document_of, price_of, print_effort
 from triptych.cli.simulate.goodput import GoodputSearch
 from triptych.cli.simulate.runs import Ran, run_all
 from triptych.sim import html
@@ -133,13 +133,17 @@ def compare(pair: tuple[Side, Side], outputs: Outputs, console: Console) -> None
     found = _of_goodput(searches) if any(searches) else _differences(of_side)
     _show(pair, found, searches, console)
     if ran:
-        print_effort([run.outcome for run in ran], console)
+        print_effort([run.outcome for run in ran], _fidelity(pair), console)
         _write(pair, of_side, found, searches, outputs, is_whole=is_whole)
     if not is_whole:
         raise KeyboardInterrupt
     for side, search in zip(pair, searches, strict=True):
         if search is not None and search.fault:
             raise CliError(f"{side.name}: {search.fault}", caller=True)
+
+
+def _fidelity(pair: tuple[Side, Side]) -> str:
+    return " | ".join(dict.fromkeys(side.simulation.fidelity for side in pair))
 
 
 def _refuse_different(pair: tuple[Side, Side]) -> None:
@@ -233,7 +237,7 @@ def _write(
 ) -> None:
     """Raises CliError."""
     document: Mapping[str, Any] = {
-        "mode": MODE,
+        "mode": _fidelity(pair),
         "interrupted": not is_whole,
         "compared": [side.name for side in pair],
         "method": _PAIRED,
@@ -252,7 +256,7 @@ def _write(
     page = html.Page(
         f"{first.name} and {second.name} compared",
         settings,
-        (f"simulated by {MODE}", *notes, *(() if is_whole else (INTERRUPTED,))),
+        (f"simulated by {_fidelity(pair)}", *notes, *(() if is_whole else (INTERRUPTED,))),
         first.simulation.objectives,
         {**first.simulation.simulated.prices, **second.simulation.simulated.prices},
         [f"{side.name}: {search.finding}" for side, search in zip(pair, searches, strict=True) if search is not None],

@@ -3,11 +3,11 @@
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from rich.console import Console
 from rich.progress import Progress
@@ -16,13 +16,18 @@ from triptych.cli.outcome import CliError
 from triptych.runtime.cores import usable_cores
 from triptych.runtime.parent import end_with_parent
 from triptych.runtime.process import CannotStart
+from triptych.sim.machines.run import simulate as simulate_machines
 from triptych.sim.outcome import Outcome
-from triptych.sim.run import simulate
+from triptych.sim.run import Simulate, simulate
 from triptych.virtual.virtual_time import VirtualTimeError
 from triptych.workload.requests import Plan
 
 if TYPE_CHECKING:
     from triptych.cli.simulate.command import Simulation
+
+Fidelity = Literal["services", "machines"]
+"""How results come about: the real services run in virtual time, or their machines are driven without them."""
+SIMULATORS: Mapping[Fidelity, Simulate] = {"services": simulate, "machines": simulate_machines}
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +131,7 @@ def _simulated(case: Case, advance: Callable[[], None] | None = None) -> Outcome
     """One run, in its own process or in this one. Raises CliError for a cluster that does not get ready."""
     simulation = case.simulation
     try:
-        outcome = simulate(
+        outcome = SIMULATORS[simulation.fidelity](
             simulation.simulated.deployment,
             case.plan,
             seed=case.seed,

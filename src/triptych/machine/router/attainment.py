@@ -246,6 +246,10 @@ class AttainmentRecorder:
         self._model = timeline.model
         self.roll(now_s)
 
+    def forget(self, number: int) -> None:
+        """A request is over, and is not counted."""
+        self._running.pop(number, None)
+
     def refused(self, *, overloaded: bool, now_s: float) -> None:
         """Before anything was encoded or sent to a text instance."""
         self._refusals += Refusals(int(overloaded), int(not overloaded))

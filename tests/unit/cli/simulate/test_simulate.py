@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.progress import Progress
@@ -436,3 +437,39 @@ def test_the_commands_of_the_page_run(config: Path, tmp_path: Path, monkeypatch:
         assert "requests simulated by services" in triptych(*arguments, "--duration", 4)
     assert (tmp_path / "simulation.html").is_file()
     assert config.parent == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "items"),
+    [("qwen2-vl-2b", ("--images", "0:0.5,2:0.5", "--videos", "0:0.7,1:0.3")), ("llava-1.5-7b", ("--images", "1:1"))],
+)
+def test_both_fidelities_serve_a_model_alike(name: str, items: tuple[str, ...], tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(PUBLISHED[name][1] | {"torch_dtype": "float16"}))
+    runs: dict[str, Any] = {}
+    for fidelity in ("services", "machines"):
+        results = tmp_path / f"{fidelity}.json"
+        said = triptych(
+            *("--model", path, "--device", "h100", "--roles", "E:2,EPD:1,P:1,D:1", "--fidelity", fidelity),
+            *("--json", results),
+            *items,
+            *SHORT,
+        )
+        assert f"requests simulated by {fidelity} in" in said
+        document = json.loads(results.read_text())
+        assert document["mode"] == fidelity
+        [runs[fidelity]] = document["runs"]
+    first, second = runs["services"], runs["machines"]
+    assert second["requests"] == [
+        {key: pytest.approx(value, abs=1e-9) if isinstance(value, float) else value for key, value in request.items()}
+        for request in first["requests"]
+    ]
+    assert second["moved_bytes"] == first["moved_bytes"]
+    assert {request["kind"] for request in first["requests"]} > {"image"} or name == "llava-1.5-7b"
+
+
+def test_what_the_machines_do_not_have_is_refused(config: Path) -> None:
+    said = triptych(
+        *("--model", config, "--preset", "modserve", "--autoscale", *SHORT, "--fidelity", "machines"), status=2
+    )
+    assert "--fidelity machines does not have autoscaling: use --fidelity services" in said

@@ -24,6 +24,7 @@ from triptych.domain.instance import StageLoad
 from triptych.domain.queue_position import FIRST_COME, QueuePosition
 from triptych.domain.stage import Role, Stage
 from triptych.errors import DeadlineExceeded, EngineFailure, InternalError, Unavailable
+from triptych.machine.text.device_turns import DeviceTurns
 from triptych.policy.iteration import ImageBudget
 from triptych.services.text.device_scheduler import DeviceScheduler
 from triptych.testing.fakes import FakeEncoderEngine, FakeTextEngine
@@ -189,21 +190,6 @@ class IdleEncoder:
         raise AssertionError(f"nothing waits, and a batch is encoded within {budget}")
 
 
-def test_after_the_patience_items_and_prompts_alternate() -> None:
-    now_s = [10.0]
-    waiting = IdleEncoder()
-    stages = DeviceScheduler(FakeTextEngine(VOCABULARY), waiting, None, patience_s=0.5, clock=lambda: now_s[0])
-    ready = [stages.encode_ready]
-    assert stages.next(prefill_queue_position=FIRST_COME, can_step=True).prefill
-    waiting.waiting_since_s = 9.6
-    assert [*ready, stages.encode_ready] == [False, True]
-    assert stages.next(prefill_queue_position=FIRST_COME, can_step=True).prefill, "it has waited for 0.4 s"
-    now_s[0] = 10.2
-    encodes = [stages.next(prefill_queue_position=FIRST_COME, can_step=True).encode for _ in range(4)]
-    assert encodes == [True, False, True, False]
-    assert [stages.next(prefill_queue_position=None, can_step=True).encode for _ in range(3)] == [True, True, True]
-
-
 class SlowEncoder(IdleEncoder):
     """A batch takes ``batch_s``."""
 
@@ -238,7 +224,7 @@ def test_items_take_at_most_their_share_of_the_time_in_which_text_can_be_compute
     """A batch takes 0.45 s: 0.45 s of steps follow it at a half of the time, 1.35 s at a quarter. Each batch has a step in its own iteration."""
     now_s = [0.0]
     scheduler = DeviceScheduler(
-        SlowText(now_s), SlowEncoder(now_s, 0.45), None, patience_s=0.0, clock=lambda: now_s[0], encode_share=share
+        SlowText(now_s), SlowEncoder(now_s, 0.45), None, DeviceTurns(0.0, encode_share=share), lambda: now_s[0]
     )
 
     async def steps_until(batches: int) -> int:
@@ -260,37 +246,8 @@ def test_items_take_at_most_their_share_of_the_time_in_which_text_can_be_compute
 def test_items_are_held_back_by_nothing_where_no_text_can_be_computed() -> None:
     now_s = [0.0]
     scheduler = DeviceScheduler(
-        SlowText(now_s), SlowEncoder(now_s, 0.45), None, patience_s=0.0, clock=lambda: now_s[0], encode_share=0.25
+        SlowText(now_s), SlowEncoder(now_s, 0.45), None, DeviceTurns(0.0, encode_share=0.25), lambda: now_s[0]
     )
     asyncio.run(scheduler.encode())
     assert not scheduler.next(prefill_queue_position=None, can_step=True).encode
     assert scheduler.next(prefill_queue_position=None, can_step=False).encode
-
-
-def test_where_nothing_is_decoded_the_stages_go_in_the_order_in_which_they_are_due() -> None:
-    waiting = IdleEncoder()
-    engine = FakeTextEngine(VOCABULARY)
-    stages = DeviceScheduler(engine, waiting, None, patience_s=0.5, clock=lambda: 0.0, by_queue_position=True)
-    early, late = QueuePosition(0, 1.0, 1), QueuePosition(0, 2.0, 0)
-    chosen: list[bool] = []
-    for item, prompt in ((None, None), (late, None), (late, early), (early, late), (None, late)):
-        waiting.first_queue_position = item
-        chosen.append(stages.next(prefill_queue_position=prompt, can_step=True).encode)
-    assert chosen == [False, True, False, True, False]
-
-
-def test_items_go_first_in_an_encoder_that_lends_its_time_but_do_not_starve_prompts() -> None:
-    now_s = [10.0]
-    waiting = IdleEncoder()
-    engine = FakeTextEngine(VOCABULARY)
-    stages = DeviceScheduler(engine, waiting, None, patience_s=0.5, clock=lambda: now_s[0], encode_first=True)
-    assert stages.next(prefill_queue_position=FIRST_COME, can_step=True).prefill
-    waiting.waiting_since_s = 10.0
-    encodes: list[bool] = []
-    for at_s in (10.0, 10.4, 10.6, 10.7, 11.1, 11.3):
-        now_s[0] = at_s
-        encodes.append(stages.next(prefill_queue_position=FIRST_COME, can_step=True).encode)
-    assert encodes == [True, True, False, True, True, False]
-    assert stages.next(prefill_queue_position=None, can_step=True).encode
-    waiting.waiting_since_s = None
-    assert stages.next(prefill_queue_position=FIRST_COME, can_step=True).prefill

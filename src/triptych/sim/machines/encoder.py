@@ -1,0 +1,338 @@
+"""An encoder: items are prepared on cores, wait for a batch, are encoded, and lie in the arena until their leases are released."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+from triptych.domain.embedding import LeaseId, Ticket, embedding_tokens
+from triptych.domain.encoding import EncodeResult
+from triptych.domain.instance import StageLoad
+from triptych.domain.item_plan import ItemPlan
+from triptych.domain.media import digest_of
+from triptych.domain.queue_position import QueuePosition, RelativeQueuePosition
+from triptych.errors import DeadlineExceeded, InternalError, InvalidMedia, Overloaded, TriptychError
+from triptych.machine.arena import arena_events
+from triptych.machine.arena.arena import ArenaMachine
+from triptych.machine.encoder import batch_queue
+from triptych.policy.costs import Costs
+from triptych.policy.iteration import ImageBudget
+from triptych.services.encoder.settings import EncoderSettings
+
+from ..engines import Activity  # noqa: TID252 - of the simulator
+from .agenda import Agenda
+
+
+@dataclass(eq=False, slots=True)
+class EncodeCall:
+    """A call of the router for one item, and what becomes of it."""
+
+    name: str
+    """The encoder's address."""
+    plan: ItemPlan
+    timeout_s: float
+    lease_s: float
+    reader_lease: LeaseId
+    router_lease: LeaseId
+    position: RelativeQueuePosition
+    answered: Callable[[EncodeResult | TriptychError], None]
+    """Called at the encoder, when it answers."""
+    arrived_s: float = 0.0
+    is_over: bool = False
+    """It is answered, or cancelled."""
+    number: int = 0
+
+    @property
+    def key(self) -> bytes:
+        """What the embedding lies under."""
+        content = self.plan.content[0]
+        return content if self.plan.shard is None else digest_of(content)
+
+    def end(self) -> None:
+        """It is answered, or its caller has left."""
+        self.is_over, self.answered = True, nobody
+
+
+def nobody(_: EncodeResult | TriptychError) -> None:
+    """Waits for the answer."""
+
+
+@dataclass(eq=False, slots=True)
+class _Flight:
+    """An item that is being encoded, and the calls that wait for it."""
+
+    key: bytes
+    plan: ItemPlan
+    calls: dict[int, EncodeCall] = field(default_factory=dict)
+    slot: arena_events.Slot | None = None
+    encode_started_s: float = 0.0
+
+
+class SimArena:
+    """Memory that an instance holds for others, as ``transport.arena_store.ArenaStore``, without contents."""
+
+    def __init__(self, machine: ArenaMachine, holder: str, agenda: Agenda, on_change: Callable[[], None]) -> None:
+        self.machine = machine
+        self.holder = holder
+        """The name of the instance."""
+        self.before_change: Callable[[], None] = lambda: None
+        """Called before ``on_change``."""
+        self._awaited: dict[LeaseId, Callable[[], None]] = {}
+        self._agenda = agenda
+        self.on_change = on_change
+
+    def handle(self, event: arena_events.Event) -> arena_events.Effect | None:
+        """The event's answer, if it has one."""
+        answer: arena_events.Effect | None = None
+        for effect in self.machine.handle(event, self._agenda.now_s):
+            if not isinstance(effect, arena_events.SlotEvicted | arena_events.Lapsed):
+                answer = effect
+        self.before_change()
+        self.on_change()
+        return answer
+
+    def grant(self, key: bytes, lease_id: LeaseId, lease_s: float, generation: int | None = None) -> Ticket:
+        """Raises LeaseLost, InvalidRequest, Overloaded."""
+        answer = self.handle(arena_events.GrantLease(key, lease_id, lease_s, generation))
+        if isinstance(answer, arena_events.ReservationRefused):
+            raise answer.error
+        assert isinstance(answer, arena_events.LeaseGranted)  # noqa: S101 - one or the other
+        return answer.ticket
+
+    def sweep(self) -> None:
+        """Expire leases."""
+        self.handle(arena_events.ArenaTick())
+
+    def when_released(self, lease_ids: Sequence[LeaseId], then: Callable[[], None]) -> None:
+        """Call ``then`` when one of these is released, and when others are, until ``forget``."""
+        self._awaited.update(dict.fromkeys(lease_ids, then))
+
+    def forget(self, lease_ids: Sequence[LeaseId]) -> None:
+        for lease_id in lease_ids:
+            del self._awaited[lease_id]
+
+    def release(self, lease_ids: Sequence[LeaseId]) -> None:
+        if self._awaited:
+            for lease_id in lease_ids:
+                if (then := self._awaited.get(lease_id)) is not None:
+                    self._agenda.soon(then)
+        self.handle(arena_events.ReleaseLeases(tuple(lease_ids)))
+
+
+class SimEncoder:
+    """``services.encoder``'s batcher over the same machines."""
+
+    def __init__(
+        self,
+        settings: EncoderSettings,
+        costs: Costs,
+        arena: SimArena,
+        agenda: Agenda,
+        activity: Activity,
+        *,
+        cores: int,
+        bytes_per_pixel: float,
+        on_change: Callable[[], None],
+    ) -> None:
+        self.queue = batch_queue.BatchQueue(settings.batches, max_preparing=cores)
+        self.arena = arena
+        self._costs = costs
+        self._agenda = agenda
+        self._activity = activity
+        self._bytes_per_pixel = bytes_per_pixel
+        self._on_change = on_change
+        self.on_ready: Callable[[], None] = self._wake
+        """Called when another item can be encoded. Of an instance that has a batch of text as well, its loop calls ``encode_batch``."""
+        self._flights: dict[bytes, _Flight] = {}
+        self._prepare_s: dict[int, float] = {}
+        """By pixels, as many items are alike ..."""
+        self._encode_s: dict[tuple[float, int], float] = {}
+        """... and by the mean of tokens, and items."""
+        self._numbers = count()
+        self._is_busy = self._is_woken = False
+
+    def load(self) -> StageLoad:
+        return StageLoad(self.queue.pending_tokens, self.queue.pending_items, self.arena.machine.leased_bytes)
+
+    # --- calls -------------------------------------------------------------------------------------------------------
+
+    def arrive(self, call: EncodeCall) -> None:
+        """A call has come."""
+        if call.is_over:
+            return
+        plan, key = call.plan, call.key
+        call.arrived_s = self._agenda.now_s
+        call.number = next(self._numbers)
+        if (slot := self.arena.machine.find(key)) is not None:
+            self._answer(call, self._granted(key, call, slot.tokens, None))
+            return
+        flight = self._flights.get(key)
+        is_new = flight is None
+        if flight is None:
+            flight = self._flights[key] = _Flight(key, plan)
+        flight.calls[call.number] = call
+        arrive = batch_queue.Arrive(
+            key,
+            call.number,
+            plan.tokens,
+            plan.info.nbytes + 4 * (plan.info.pixels + plan.info.samples),
+            call.arrived_s + call.timeout_s,
+            modality=plan.info.modality,
+            position=call.position,
+        )
+        effects = self.queue.handle(arrive, call.arrived_s)
+        if is_new and isinstance(effects[0] if effects else None, batch_queue.RefuseCaller):
+            refused = effects[0]
+            assert isinstance(refused, batch_queue.RefuseCaller)  # noqa: S101 - as above
+            del self._flights[key]
+            self._answer(call, Overloaded(refused.reason) if refused.fits else InvalidMedia(refused.reason))
+            return
+        self._apply(effects)
+        self._on_change()
+
+    def cancel(self, call: EncodeCall) -> None:
+        """The caller has left, after the call has come."""
+        flight = self._flights.get(call.key)
+        if flight is None or flight.calls.pop(call.number, None) is None:
+            return
+        self._apply(self.queue.handle(batch_queue.CallerLeft(flight.key, call.number), self._agenda.now_s))
+        self._on_change()
+
+    def _answer(self, call: EncodeCall, answer: EncodeResult | TriptychError) -> None:
+        if not call.is_over:
+            call.answered(answer)
+        elif isinstance(answer, EncodeResult):
+            self.arena.release((answer.ticket.lease_id, answer.router_lease))
+
+    def _granted(
+        self, key: bytes, call: EncodeCall, tokens: int, encode_started_s: float | None
+    ) -> EncodeResult | TriptychError:
+        """``encode_started_s``: None where it was here already."""
+        if tokens > call.plan.tokens:
+            return InternalError("a simulated item has as many tokens as its plan says")
+        try:
+            ticket = self.arena.grant(key, call.reader_lease, call.lease_s)
+            try:
+                self.arena.grant(key, call.router_lease, call.lease_s)
+            except TriptychError:
+                self.arena.release((call.reader_lease,))
+                raise
+        except TriptychError as error:
+            return error
+        if encode_started_s is None:
+            return EncodeResult(ticket, call.router_lease, cached=True, queue_s=0.0, encode_s=0.0)
+        return EncodeResult(
+            ticket,
+            call.router_lease,
+            cached=False,
+            queue_s=max(0.0, encode_started_s - call.arrived_s),
+            encode_s=self._agenda.now_s - encode_started_s,
+        )
+
+    # --- the queue ---------------------------------------------------------------------------------------------------
+
+    def _apply(self, effects: Sequence[batch_queue.Effect]) -> tuple[bytes, ...]:
+        """The keys of a batch to encode."""
+        batch: tuple[bytes, ...] = ()
+        for effect in effects:
+            match effect:
+                case batch_queue.StartPreparing(key):
+                    self._agenda.soon(self._prepare, self._flights[key])
+                case batch_queue.EncodeBatch(keys):
+                    batch = keys
+                case batch_queue.Drop(key, expired, reason):
+                    self._fail(self._flights[key], DeadlineExceeded(reason) if expired else Overloaded(reason))
+                case batch_queue.RefuseCaller():
+                    raise AssertionError("a caller of a flight that runs is not refused")
+        return batch
+
+    def _prepare(self, flight: _Flight) -> None:
+        if not flight.calls:
+            self._end(flight)
+            return
+        size, now_s = flight.plan.info.samples_or_pixels, self._agenda.now_s
+        if (took_s := self._prepare_s.get(size)) is None:
+            took_s = self._prepare_s[size] = self._costs.prepare_s(self._bytes_per_pixel * size, size).value
+        self._activity.did("prepare", now_s, now_s + took_s, size)
+        self._agenda.after(took_s, self._prepared, flight)
+
+    def _prepared(self, flight: _Flight) -> None:
+        if not flight.calls:
+            self._end(flight)
+            return
+        plan = flight.plan
+        match self.arena.handle(arena_events.Reserve(flight.key, plan.tensors, plan.tokens)):
+            case arena_events.Reserved(slot):
+                flight.slot = slot
+            case arena_events.ReservationRefused(_, error):
+                self._fail(flight, error)
+                return
+            case _:
+                self._fail(flight, InternalError("the embedding is already being computed"))
+                return
+        nbytes = sum([spec.nbytes for spec in plan.tensors])
+        prepared = batch_queue.ItemPrepared(flight.key, embedding_tokens(plan.tensors), nbytes)
+        self._apply(self.queue.handle(prepared, self._agenda.now_s))
+        self.on_ready()
+        self._on_change()
+
+    def _fail(self, flight: _Flight, error: TriptychError) -> None:
+        for call in flight.calls.values():
+            self._agenda.soon(self._answer, call, error)
+        self._end(flight)
+
+    def _end(self, flight: _Flight) -> None:
+        if flight.slot is not None:
+            self.arena.handle(arena_events.Abandon(flight.slot.key, flight.slot.generation))
+            flight.slot = None
+        del self._flights[flight.key]
+        self._apply(self.queue.handle(batch_queue.Done(flight.key), self._agenda.now_s))
+        self._on_change()
+
+    # --- batches -----------------------------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        if not (self._is_busy or self._is_woken):
+            self._is_woken = True
+            self._agenda.soon(self._run)
+
+    def _run(self) -> None:
+        self._is_woken = False
+        self._is_busy = self.encode_batch(self._run)
+
+    def encode_batch(self, then: Callable[[], None], budget: ImageBudget | None = None) -> bool:
+        """Encode one batch within ``budget``, and call ``then`` when it is done. False if there is none."""
+        now_s = self._agenda.now_s
+        keys = self._apply(self.queue.handle(batch_queue.Take(budget), now_s))
+        if not keys:
+            return False
+        batch = [self._flights[key] for key in keys]
+        tokens = sum([embedding_tokens(flight.plan.tensors) for flight in batch]) / len(batch)
+        if (took_s := self._encode_s.get((tokens, len(batch)))) is None:
+            took_s = self._encode_s[tokens, len(batch)] = self._costs.encode_s(tokens, len(batch)).value
+        self._activity.did("encode", now_s, now_s + took_s, len(batch))
+        self._agenda.after(took_s, self._encoded, batch, now_s, then)
+        return True
+
+    def _encoded(self, batch: Sequence[_Flight], started_s: float, then: Callable[[], None]) -> None:
+        for flight in batch:
+            flight.encode_started_s = started_s
+            self._agenda.soon(self._publish, flight)
+        then()
+
+    def _publish(self, flight: _Flight) -> None:
+        slot, flight.slot = flight.slot, None
+        assert slot is not None  # noqa: S101 - it is reserved before it waits for a batch
+        self.arena.handle(arena_events.Commit(slot.key, slot.generation, 0))
+        for call in flight.calls.values():
+            self._agenda.soon(self._answer, call, self._granted(flight.key, call, slot.tokens, flight.encode_started_s))
+        self._end(flight)
+
+    @property
+    def waiting_since_s(self) -> float | None:
+        """Since when the first prepared item waits; None if there is none."""
+        return self.queue.waiting_since_s
+
+    @property
+    def first_queue_position(self) -> QueuePosition | None:
+        """Of the prepared item that is encoded next; None if there is none."""
+        return self.queue.first_queue_position(self._agenda.now_s)

@@ -1,0 +1,245 @@
+"""The machines fidelity decides as the services do: the same requests are served by the same instances, in the same order and batches.
+
+Times are equal within ``TOLERANCE_S``: the services add up the same durations in another order, and many steps of decoding are
+interpolated at once.
+"""
+
+import random
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+from tests.unit.sim.kit import PROFILES, deployment
+from triptych.domain.stage import ModelPart, Role, Stage
+from triptych.domain.timeline import Timeline
+from triptych.sim import run as services
+from triptych.sim.machines import run as machines
+from triptych.sim.machines.limits import NotByMachines
+from triptych.sim.outcome import Outcome, Span
+from triptych.sim.scenario import Deployment, Fault
+from triptych.workload.report import Record
+from triptych.workload.requests import Distribution, Mix, Plan, Size, synthetic
+
+TOLERANCE_S = 1e-9
+IMAGE = Size(224, 224)
+MIX = Mix(Distribution.parse("0:0.3,1:0.4,3:0.3"), Distribution.parse("64,300"), Distribution.parse("1,20,60"), IMAGE)
+PLACEMENTS: Mapping[str, tuple[Mapping[Role, int], float]] = {
+    "E+PD": ({Role.E: 2, Role.PD: 1}, 20.0),
+    "EPD": ({Role.EPD: 2}, 24.0),
+    "E+P+D": ({Role.E: 1, Role.P: 1, Role.D: 1}, 26.0),
+    "EP+D": ({Role.EP: 1, Role.D: 1}, 18.0),
+    "P+ED": ({Role.P: 1, Role.ED: 1}, 14.0),
+    "all": (dict.fromkeys(Role, 1), 60.0),
+}
+"""Instances, and about how many requests of ``MIX`` they bear per second."""
+PREDICTED = {"policies": {"encoder_routing": "predicted", "text_routing": "predicted"}}
+RANDOM = {"policies": {"encoder_routing": "power-of-two", "text_routing": "power-of-two"}}
+
+
+def plan(rate: float, requests: int, seed: int = 1, mix: Mix = MIX) -> Plan:
+    return synthetic(mix, rate=rate, duration_s=requests / rate, burstiness=1.0, rng=random.Random(seed))
+
+
+def both(cluster: Deployment, requests: Plan, *, timeout_s: float = 300.0, seed: int = 3) -> tuple[Outcome, Outcome]:
+    ways = (services.simulate, machines.simulate)
+    first, second = (way(cluster, requests, seed=seed, timeout_s=timeout_s, keeps_spans=True) for way in ways)
+    return first, second
+
+
+def decided(timeline: Timeline | None, record: Record) -> Any:
+    """All of a timeline but its times. Of an answer that was given up, tokens are not counted up to then."""
+    if timeline is None:
+        return None
+    if record.error:
+        timeline = replace(timeline, completion_tokens=0)
+    items = [
+        tuple(getattr(item, field.name) for field in fields(item) if field.type is not float) for item in timeline.items
+    ]
+    return items, [
+        getattr(timeline, field.name) for field in fields(timeline) if field.name != "items" and field.type is not float
+    ]
+
+
+def lasted(timeline: Timeline | None) -> list[float]:
+    if timeline is None:
+        return []
+    parts: list[Any] = [timeline, *timeline.items]
+    return [getattr(part, field.name) for part in parts for field in fields(part) if field.type is float]
+
+
+def done(spans: list[Span]) -> list[tuple[str, str, float, float, int]]:
+    """What instances did, in its order: batches, steps, preparations, copies and pulls, but for what took no time."""
+    found = [
+        (span.instance, span.work, span.start_s, span.end_s, span.size)
+        for span in spans
+        if span.end_s > span.start_s + TOLERANCE_S
+    ]
+    return sorted(found, key=lambda span: (span[0], span[1], round(span[2], 7), round(span[3], 7), span[4]))
+
+
+def close(values: list[float]) -> Any:
+    return pytest.approx(values, rel=0, abs=TOLERANCE_S)
+
+
+def assert_equal(first: Outcome, second: Outcome) -> None:
+    for before, after, timeline, other in zip(
+        first.records, second.records, first.timelines, second.timelines, strict=True
+    ):
+        assert replace(after, ttft_s=None, end_s=0.0) == replace(before, ttft_s=None, end_s=0.0)
+        assert decided(other, before) == decided(timeline, before)
+        assert lasted(other) == close(lasted(timeline))
+        assert [after.ttft_s or 0.0, after.end_s] == close([before.ttft_s or 0.0, before.end_s])
+    did, does = done(list(first.spans)), done(list(second.spans))
+    assert [(instance, work, size) for instance, work, _, _, size in does] == [
+        (instance, work, size) for instance, work, _, _, size in did
+    ]
+    assert [time_s for span in does for time_s in span[2:4]] == close([time_s for span in did for time_s in span[2:4]])
+    assert second.moved_bytes == first.moved_bytes
+    assert [sample.pending for sample in second.samples] == [sample.pending for sample in first.samples]
+    assert [sample.sizes for sample in second.samples] == [sample.sizes for sample in first.samples]
+    for use, other_use in zip(first.instances, second.instances, strict=True):
+        assert other_use.name == use.name
+        assert other_use.busy_s == pytest.approx(use.busy_s, rel=0, abs=1e-6)
+    assert second.ended_s == pytest.approx(first.ended_s, rel=0, abs=TOLERANCE_S)
+
+
+@pytest.mark.parametrize("name", ["E+PD", "EPD", "E+P+D"])
+def test_both_fidelities_do_the_same(name: str) -> None:
+    sizes, capacity = PLACEMENTS[name]
+    assert_equal(*both(deployment(sizes), plan(0.8 * capacity, 40)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [0.5, 0.9])
+@pytest.mark.parametrize("name", PLACEMENTS)
+def test_every_role_does_the_same(name: str, share: float) -> None:
+    sizes, capacity = PLACEMENTS[name]
+    assert_equal(*both(deployment(sizes), plan(share * capacity, 100, seed=2)))
+
+
+@pytest.mark.extended
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("router", [{}, PREDICTED, RANDOM], ids=["least-loaded", "predicted", "power-of-two"])
+@pytest.mark.parametrize("share", [0.5, 0.9])
+@pytest.mark.parametrize("name", PLACEMENTS)
+def test_two_thousand_requests_are_served_alike(name: str, share: float, router: dict[str, Any]) -> None:
+    sizes, capacity = PLACEMENTS[name]
+    assert_equal(*both(deployment(sizes, router=router), plan(share * capacity, 2000, seed=3)))
+
+
+@pytest.mark.extended
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", range(40))
+def test_any_deployment_does_the_same(seed: int) -> None:
+    """Roles, sizes, settings, policies, costs of messages and loads are drawn."""
+    rng = random.Random(seed)
+    sizes = {role: rng.randint(1, 2) for role in rng.sample(list(Role), rng.randint(2, 6))}
+    if not all(any(role.serves(stage) for role in sizes) for stage in Stage):
+        sizes[Role.EPD] = 1
+    placements = ["least-loaded", "least-requests", "power-of-two", "predicted", "round-robin"]
+    policies = {
+        "encoder_routing": rng.choice(placements),
+        "text_routing": rng.choice(placements),
+        "ordering": rng.choice(["slo", "deadline", "first-come"]),
+        "kv_transfer": rng.choice(["never", "by-need", "always"]),
+    }
+    text = {
+        "kv_bytes_per_step": rng.choice([1 << 20, 1 << 24]),
+        "kv_arena_bytes": rng.choice([1 << 24, 1 << 30]),
+        "image_cache_bytes": rng.choice([1 << 18, 1 << 28]),
+        "encode_share": rng.choice([0.25, 0.5, 1.0]),
+        "encode_patience_s": rng.choice([0.0, 0.5]),
+        "engine": {"max_sequences": rng.choice([2, 8, 32]), "token_budget": rng.choice([64, 256, 2048])},
+    }
+    encoder = {"arena_bytes": rng.choice([1 << 26, 1 << 30]), "batches": {"max_batch_items": rng.choice([1, 8])}}
+    cluster = deployment(sizes, text=text, encoder=encoder, router={"policies": policies})
+    cluster = replace(cluster, control_s=rng.choice([0.0, 0.0003, 0.01]))
+    mix = replace(MIX, size=rng.choice([IMAGE, Size(672, 448)]))
+    requests = plan(rng.choice([2.0, 8.0, 20.0, 40.0]), 100, seed, mix)
+    assert_equal(*both(cluster, requests, timeout_s=rng.choice([300.0, 3.0]), seed=seed))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("router", [PREDICTED, RANDOM, {"policies": {"ordering": "first-come"}}])
+def test_every_policy_does_the_same(router: dict[str, Any]) -> None:
+    assert_equal(*both(deployment({Role.E: 3, Role.PD: 2}, router=router), plan(36.0, 120)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["E+PD", "EPD", "E+P+D"])
+def test_overload_is_the_same_until_callers_leave(name: str) -> None:
+    sizes, capacity = PLACEMENTS[name]
+    first, second = both(deployment(sizes), plan(3 * capacity, 200), timeout_s=2.0)
+    assert {record.error for record in first.records} & {"timeout", "HTTP 429"}
+    assert_equal(first, second)
+
+
+@pytest.mark.slow
+def test_items_are_split_over_encoders_alike() -> None:
+    large = replace(MIX, images=Distribution.parse("0:0.3,1:0.7"), size=Size(1344, 1344))
+    first, second = both(deployment({Role.E: 4, Role.PD: 1}), plan(4.0, 40, mix=large))
+    assert any(item.shard for timeline in first.timelines if timeline is not None for item in timeline.items)
+    assert_equal(first, second)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["by-need", "always"])
+def test_answers_are_handed_over_by_the_same_rule(rule: str) -> None:
+    router = {"policies": {"kv_transfer": rule}}
+    first, second = both(deployment({Role.E: 1, Role.PD: 3}, router=router), plan(30.0, 120))
+    assert any(timeline.prefill_instance for timeline in first.timelines if timeline is not None)
+    assert_equal(first, second)
+
+
+@pytest.mark.slow
+def test_large_keys_and_values_take_turns_with_steps() -> None:
+    """Segments of 8 MiB are copied between steps, one or two at a time."""
+    cluster = deployment(
+        {Role.E: 1, Role.P: 1, Role.D: 1, Role.ED: 1},
+        text={"kv_arena_bytes": 1 << 30, "image_cache_bytes": 1 << 30, "engine": {"kv_cache_bytes": 1 << 34}},
+        encoder={"arena_bytes": 1 << 30},
+    )
+    decoder = PROFILES[ModelPart.DECODER]
+    large = replace(decoder, measured=replace(decoder.measured, kv_token_nbytes=1 << 19))
+    kinds = {
+        role: replace(
+            kind,
+            profiles={part: large if part is ModelPart.DECODER else profile for part, profile in kind.profiles.items()},
+        )
+        for role, kind in cluster.kinds.items()
+    }
+    assert_equal(*both(replace(cluster, kinds=kinds), plan(8.0, 80)))
+
+
+@pytest.mark.slow
+def test_long_prompts_are_computed_in_the_same_chunks() -> None:
+    """And steps are shorter than messages take, so that several tokens come with one."""
+    engine = {"engine": {"token_budget": 256, "max_sequences": 32}}
+    long = replace(MIX, text_tokens=Distribution.parse("2000,50"))
+    cluster = replace(deployment({Role.E: 1, Role.P: 1, Role.D: 1, Role.PD: 1}, text=engine), control_s=0.04)
+    assert_equal(*both(cluster, plan(8.0, 100, mix=long)))
+
+
+@pytest.mark.slow
+def test_little_memory_is_shared_out_the_same() -> None:
+    """Requests wait for arenas, for the cache of pulled embeddings, for KV memory and for places in the batch."""
+    small = {"image_cache_bytes": 1 << 16, "kv_arena_bytes": 1 << 20, "engine": {"max_sequences": 4}}
+    cluster = deployment({Role.E: 1, Role.P: 1, Role.D: 1}, text=small, encoder={"arena_bytes": 1 << 16})
+    assert_equal(*both(cluster, plan(30.0, 120)))
+
+
+@pytest.mark.parametrize(
+    ("cluster", "said"),
+    [
+        (deployment({Role.E: 1, Role.PD: 1}, faults=[Fault(1.0, "text-1", "kill")]), "faults"),
+        (deployment({Role.E: 1, Role.PD: 1}, scales=True), "autoscaling"),
+        (deployment({Role.EPD: 1, Role.PD: 1}, router={"policies": {"lending": "idle"}}), "lending"),
+        (deployment({Role.E: 1, Role.PD: 1}, router={"policies": {"dispatch": "prefix"}}), "dispatch"),
+        (deployment({Role.E: 1, Role.PD: 1}, text={"stream_interval_s": 0.1}), "stream-interval-s"),
+    ],
+)
+def test_what_only_services_have_is_refused_before_anything_runs(cluster: Deployment, said: str) -> None:
+    with pytest.raises(NotByMachines, match=rf"{said}.*: use --fidelity services"):
+        machines.simulate(cluster, plan(1.0, 5))
