@@ -120,7 +120,7 @@ def run(simulation: Simulation, outputs: Outputs, console: Console) -> None:
     for note in simulation.simulated.notes:
         console.print(note, soft_wrap=True, style="dim")
     ran, is_whole = run_all(cases, console, lambda run: simulation.next_case(search, run))
-    outcomes = sorted((run.outcome for run in ran), key=lambda outcome: (outcome.rate, outcome.seed))
+    outcomes = [run.outcome for run in ran]
     if outcomes:
         _show(simulation, outcomes, search, console)
         _write(simulation, outcomes, search, outputs, is_whole=is_whole)

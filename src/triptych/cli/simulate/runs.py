@@ -55,7 +55,7 @@ Then = Callable[[Ran], Case | None]
 
 
 def run_all(cases: Sequence[Case], console: Console, then: Then = lambda _: None) -> tuple[list[Ran], bool]:
-    """Run the cases, and those that follow from them; return those that have ended, and whether all have.
+    """Run the cases, and those that follow from them; return those that have ended by rate and seed, and whether all have.
 
     After Ctrl-C it returns what there is: a run alone is there with the requests that have ended. Raises CliError.
     """
@@ -76,11 +76,16 @@ def run_all(cases: Sequence[Case], console: Console, then: Then = lambda _: None
                     console.print(f"interrupted: {len(outcome.records)} of {of} requests had ended")
                     return ran, False
             else:
-                return ran, True
+                return _in_order(ran), True
     except KeyboardInterrupt:
         pass
     console.print(f"interrupted: {len(ran)} runs had ended")
-    return ran, False
+    return _in_order(ran), False
+
+
+def _in_order(ran: Sequence[Ran]) -> list[Ran]:
+    """They end in any order."""
+    return sorted(ran, key=lambda run: (run.outcome.rate, run.case.seed))
 
 
 def _running(cases: Sequence[Case], bar: Progress, then: Then) -> Generator[tuple[Case, Outcome]]:
