@@ -2,15 +2,19 @@
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from triptych.domain.engine import EngineOutput, EngineRequest
 from triptych.domain.instance import ModelInfo
 from triptych.engine.decoder.options import EngineOptions
 from triptych.engine.delay import DelayEncoderEngine, DelayTextEngine, Work
 from triptych.families.base import Family
+from triptych.policy.batching import StepPlan
 from triptych.policy.costs import Costs
 from triptych.virtual.offload import billed_s, spend
 
+from .host import EncoderCosts, TextCosts
 from .memory import zeros
 from .outcome import Busy, Span
 
@@ -29,8 +33,10 @@ class Activity:
     _pulled_s: float = 0.0
     """End of the last pull, as pulls overlap."""
 
-    def spend(self, work: Work, seconds: float, size: int) -> None:
+    def spend(self, work: Busy, seconds: float, size: int) -> None:
         """Let virtual time pass within work."""
+        if not seconds:
+            return
         start_s = asyncio.get_running_loop().time() + billed_s()
         spend(seconds)
         self._did(work, start_s, start_s + seconds, size)
@@ -39,6 +45,12 @@ class Activity:
         """Note a pull that has ended. Time with several at once counts once."""
         self._did("pull", max(start_s, min(self._pulled_s, end_s)), end_s, nbytes, began_s=start_s)
         self._pulled_s = end_s
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is under way but the work that asks."""
+        began_s = asyncio.get_running_loop().time()
+        return not any(end_s > began_s and start_s < began_s for _, start_s, end_s in self._running)
 
     def _did(self, work: Busy, start_s: float, end_s: float, size: int, *, began_s: float | None = None) -> None:
         self._running.append((work, start_s, end_s))
@@ -59,13 +71,23 @@ class Activity:
 
 class SimEncoderEngine(DelayEncoderEngine):
     def __init__(
-        self, model: ModelInfo, family: Family, costs: Costs, activity: Activity, *, bytes_per_pixel: float
+        self,
+        model: ModelInfo,
+        family: Family,
+        costs: Costs,
+        activity: Activity,
+        *,
+        bytes_per_pixel: float,
+        beside: EncoderCosts,
     ) -> None:
         self._activity = activity
+        self._beside = beside
         super().__init__(model, family, costs, sleep=spend, bytes_per_pixel=bytes_per_pixel)
 
     def _spend(self, work: Work, seconds: float, size: int) -> None:
         self._activity.spend(work, seconds, size)
+        if work == "prepare":
+            self._activity.spend("beside", self._beside.item.s(alone=self._activity.is_idle), 1)
 
     def _zeros(self, nbytes: int) -> memoryview:
         return zeros(nbytes)
@@ -81,12 +103,30 @@ class SimTextEngine(DelayTextEngine):
         activity: Activity,
         *,
         copied_bytes_per_s: float,
+        beside: TextCosts,
+        afterwards: Callable[[float], object],
     ) -> None:
+        """``afterwards`` takes what nothing waits for, seconds of CPU time."""
         self._activity = activity
         self._copied_bytes_per_s = copied_bytes_per_s
+        self._beside = beside
+        self._afterwards = afterwards
         super().__init__(model, family, costs, options, sleep=spend)
 
-    def _spend(self, work: Work, seconds: float, size: int) -> None:
+    def add(self, request: EngineRequest) -> None:
+        costs, alone = self._beside, not self.has_work
+        super().add(request)
+        self._spend("beside", (costs.request + costs.item.times(len(request.embeddings))).s(alone=alone), 0)
+
+    def _run(self, plan: StepPlan) -> list[EngineOutput]:
+        outputs = super()._run(plan)
+        if sequences := len(plan.decodes) + len(plan.prefills):
+            self._spend("beside", self._beside.step_s + sequences * self._beside.sequence_s, sequences)
+            if ended := sum(output.finish_reason is not None for output in outputs):
+                self._afterwards(ended * self._beside.end.s(alone=sequences == 1))
+        return outputs
+
+    def _spend(self, work: Busy, seconds: float, size: int) -> None:
         self._activity.spend(work, seconds, size)
 
     def _copied(self, nbytes: int) -> None:

@@ -9,8 +9,8 @@ from triptych.domain.timeline import Timeline
 from triptych.workload.report import Record
 from triptych.workload.requests import Kind
 
-Busy = Literal["prepare", "encode", "step", "copy", "pull"]
-"""What an instance does for a time: what engines do (``engine.delay.Work``), and transfers to it."""
+Busy = Literal["prepare", "encode", "step", "copy", "beside", "pull"]
+"""What an instance does for a time: what engines do (``engine.delay.Work``), what its service takes beside that, and transfers to it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ _SHORTEST_S = 0.1
 """Shortest interval between two."""
 _WORK: Mapping[ModelPart, tuple[Busy, ...]] = {
     ModelPart.ENCODER: ("prepare", "encode"),
-    ModelPart.DECODER: ("step", "copy", "pull"),
+    ModelPart.DECODER: ("step", "copy", "beside", "pull"),
 }
 _HOPS = 2
 """Messages before the router has a request, and before a caller has a token: from the client to the gateway, and on."""
@@ -111,25 +111,31 @@ class _Run:
         loop = asyncio.get_running_loop()
         due_s = self._began_s + planned.arrival_s
         hops_s = _HOPS * self._deployment.control_s
-        await asyncio.sleep(due_s + hops_s - loop.time())
+        await asyncio.sleep(due_s - loop.time())
         request = chat_request(number, planned, self._deployment.model.model_id, timeout_s=self._timeout_s)
+        await cluster.come_in(len(request.media))
+        await asyncio.sleep(hops_s)
         cluster.prepare.expect(request, number, planned)
-        ttft_s: float | None = None
+        first: asyncio.Future[float] | None = None
+        """The message with the first token, as the client has it."""
+        last: asyncio.Future[float] | None = None
         tokens = prompt_tokens = 0
         error = ""
         try:
             async with asyncio.timeout(self._timeout_s), aclosing(cluster.router.chat(request)) as stream:
                 async for events in stream:
+                    last = cluster.go_out(len(request.media), ends=isinstance(events[-1], ChatFinished))
                     for event in events:
-                        if isinstance(event, TokenChunk) and ttft_s is None:
-                            ttft_s = loop.time() + hops_s - due_s
+                        if isinstance(event, TokenChunk) and first is None:
+                            first = last
                         elif isinstance(event, ChatFinished):
                             tokens, prompt_tokens = event.usage.completion_tokens, event.usage.prompt_tokens
         except TimeoutError:
             error = TIMEOUT
         except TriptychError as failure:
             error = f"HTTP {failure.http_status}"
-        end_s = loop.time() + hops_s - due_s
+        ttft_s = None if first is None else await first + hops_s - due_s
+        end_s = (loop.time() if last is None else max(loop.time(), await last)) + hops_s - due_s
         record = Record(planned, 0.0, ttft_s, end_s, prompt_tokens, tokens, error)
         cluster.prepare.forget(request)
         self._records[number] = record
