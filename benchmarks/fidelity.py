@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import ending, machine, random_qwen
-from benchmarks.fidelity_calibration import CONTROL_S, Calibration, Item, measure
+from benchmarks.fidelity_calibration import CONTROL_S, Calibration, Item, measure, toml
 from benchmarks.fidelity_live import OPTIONS, PATIENCE_S, PREPARE_THREADS, Live, Watched, given_options, running
 from benchmarks.fidelity_report import AGAIN, Cell, Figures, Result, document, show
 from benchmarks.figures import add_json_option, write_figures
@@ -75,7 +75,7 @@ class Served:
 
 
 MODELS = {
-    "demo": Served(Size(336, 336), "16:1,64:1", 220, 60),
+    "demo": Served(Size(336, 336), "16:1,64:1", 400, 60),
     "50m": Served(Size(224, 224), "8:1,24:1", 100, 20),
 }
 """The bundled model of 2 million parameters, and a Qwen2.5-VL of 50 million with random weights."""
@@ -90,7 +90,7 @@ class Settings:
     rounds: int = 1
     requests: int | None = None
     """Of a cell, in place of the model's."""
-    capacity_requests: int = 100
+    capacity_requests: int = 200
     minutes: float = 1e9
     """No cluster is started later than that after the start."""
     seed: int = 38
@@ -330,26 +330,35 @@ def result_of(known: Known, settings: Settings, ran: Ran) -> Result:
     )
 
 
-async def run(settings: Settings, folder: Path) -> tuple[list[Result], dict[str, Any]]:
-    """All results, and what was known of each model before."""
+async def run(settings: Settings, folder: Path) -> list[tuple[Known, list[Ran]]]:
+    """Each model: what was learnt, then its cells."""
     ends_s = monotonic() + 60 * settings.minutes
-    results: list[Result] = []
-    said: dict[str, Any] = {}
+    found: list[tuple[Known, list[Ran]]] = []
     for name in settings.models:
         known = await learn(name, settings, folder / name)
         ran: list[Ran] = []
         for round_ in range(settings.rounds):
             ran += await run_round(known, name, settings, round_, ends_s)
-        say(f"{name}: predictions")
-        results += [result_of(known, settings, one) for one in ran]
-        said[name] = {
+        found.append((known, ran))
+    return found
+
+
+def figures_of(settings: Settings, found: Sequence[tuple[Known, Sequence[Ran]]]) -> dict[str, Any]:
+    """Everything that is predicted and compared."""
+    results = [result_of(known, settings, one) for known, ran in found for one in ran]
+    said = {
+        name: {
             "drift": {part.value: profile.measured.drift for part, profile in known.costs.items()},
             "capacity": known.rates,
             "objectives": {mix: asdict(one) for mix, one in known.objectives.items()},
-            "host": asdict(known.host),
+            "host": toml(known.host),
             "calibration": asdict(known.calibration),
         }
-    return results, said
+        for name, (known, _) in zip(settings.models, found, strict=True)
+    }
+    every = {cell for model in MODELS for cell in replace(Settings(), models=(model,)).cells(model)}
+    missing = sorted(map(str, every - {result.cell for result in results}))
+    return {"models": said, **document(results), "not_run": missing}
 
 
 def main() -> None:
@@ -375,23 +384,11 @@ def main() -> None:
     print("; ".join(f"{key} {value}" for key, value in asdict(settings).items()))
     print(" ".join(OPTIONS), flush=True)
     with tempfile.TemporaryDirectory(prefix="triptych-") as folder:
-        results, said = asyncio.run(run(settings, Path(folder)))
-    every = {cell for model in MODELS for cell in replace(defaults, models=(model,)).cells(model)}
-    missing = sorted(map(str, every - {result.cell for result in results}))
-    compared = document(results)
+        compared = figures_of(settings, asyncio.run(run(settings, Path(folder))))
     show(compared)
-    print(f"not run: {'; '.join(missing) or 'none'}")
-    write_figures(
-        options.json,
-        {
-            "machine": machine.describe(),
-            "settings": asdict(settings),
-            "options": OPTIONS,
-            "models": said,
-            **compared,
-            "not_run": missing,
-        },
-    )
+    print(f"not run: {'; '.join(compared['not_run']) or 'none'}")
+    described = {"machine": machine.describe(), "settings": asdict(settings), "options": OPTIONS}
+    write_figures(options.json, described | compared)
 
 
 if __name__ == "__main__":

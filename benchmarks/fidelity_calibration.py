@@ -8,7 +8,7 @@ process, but for what idle ones take and what the profile has for the engine, is
 import asyncio
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from benchmarks.fidelity_live import CLIENT, ENCODER, GATEWAY, ROUTER, TEXT, Live, Watched
 from triptych.domain.profile import Profile
@@ -160,7 +160,7 @@ class _Kinds:
         image, text = self._of("image"), self._of("text")
         known_s = image.stages_s["encode"] + image.stages_s["pull"] + self._prefill_s("image") - self._prefill_s("text")
         all_s = sum(self.item_s(process) for process in (CLIENT, GATEWAY, ROUTER)) + self.text_item_s
-        return min(1.0, max(0.0, (image.ttft_s - text.ttft_s - known_s) / all_s))
+        return _share(image.ttft_s - text.ttft_s - known_s, all_s)
 
     def before(self, lone_step_s: float) -> float:
         """Of what lone requests take outside engines, the share that comes before the first token: what of the time to it is not known
@@ -171,7 +171,27 @@ class _Kinds:
         known_s = messages_s + self._prefill_s("text") + lone_step_s + HOPS * CONTROL_S
         all_s = sum(self.request_s(process) for process in (CLIENT, GATEWAY, ROUTER))
         all_s += self.text_request_s(lone_step_s, 0.0)
-        return min(1.0, max(0.0, (text.ttft_s - known_s) / all_s))
+        return _share(text.ttft_s - known_s, all_s)
+
+
+def toml(host: Host) -> str:
+    """As ``triptych simulate --host`` reads it."""
+    lines: list[str] = []
+    for name, value in asdict(host).items():
+        if isinstance(value, dict):
+            lines += ["", f"[{name}]"]
+            lines += [
+                f"{key} = {[round(one, 7) for one in cost.values()] if isinstance(cost, dict) else round(cost, 7)}"
+                for key, cost in value.items()
+            ]
+        else:
+            lines.append(f"{name} = {value:.4f}")
+    return "\n".join(lines)
+
+
+def _share(part_s: float, whole_s: float) -> float:
+    """From 0 to 1, as both are measured; all of a whole that is nothing."""
+    return min(1.0, max(0.0, part_s / whole_s)) if whole_s > 0 else 1.0
 
 
 async def measure(live: Live, image: Size, words: int, *, requests: int) -> Calibration:

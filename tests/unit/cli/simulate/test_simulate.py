@@ -67,6 +67,25 @@ def test_a_sweep_finds_the_goodput_over_several_seeds(config: Path, tmp_path: Pa
     ), "nothing is fetched"
 
 
+def test_processes_of_one_host_share_its_cores(config: Path, tmp_path: Path) -> None:
+    results, host = tmp_path / "results.json", tmp_path / "host.toml"
+
+    def mean_s(text: str) -> float:
+        host.write_text(text)
+        triptych(
+            "--model", config, "--device", "a100-80", "--roles", "EPD:3", *SHORT, "--host", host, "--json", results
+        )
+        times = [request["e2e_s"] for request in json.loads(results.read_text())["runs"][0]["requests"]]
+        return sum(times) / len(times)
+
+    many, one = mean_s("cores = 32"), mean_s("cores = 1")
+    assert one > 1.3 * many
+    assert mean_s("cores = 32\n[gateway]\nrequest = [0.1, 0.1]") == pytest.approx(many + 0.1, abs=0.05)
+    host.write_text("cores = 2\n[gateway]\nitems = 1\n")
+    said = triptych("--model", config, "--rate", 1, "--host", host, status=2)
+    assert "there is no gateway.items; there are end, item, item_end, message, request" in said
+
+
 def test_options_come_from_a_file_and_are_overridden(config: Path, tmp_path: Path) -> None:
     scenario = tmp_path / "scenario.toml"
     scenario.write_text(
