@@ -1,7 +1,7 @@
 """Is ``triptych simulate`` right? What it predicts beside what real processes do on this machine, cell by cell.
 
 A cell is a model, a placement, a mix of requests and a load. Rates are shares of a capacity: how many requests per second of the mix E:1,PD:1
-answers while far more wait. All placements get the same requests. Beforehand, in runs of their own: ``triptych profile`` of each model, and
+answers in a closed loop of 16 callers. All placements get the same requests. Beforehand, in runs of their own: ``triptych profile`` of each model, and
 what services take beside engines (``fidelity_calibration.py``). Nothing is taken from the runs that are predicted.
 
 The requests are planned as ``triptych bench`` does, and sent by its client. The simulator gets the same ones, with as many tokens as the
@@ -57,6 +57,8 @@ MIXES = {"text": "0", "mixed": "0:0.5,1:0.4,2:0.1", "images": "2:0.5,4:0.5"}
 """Images of each request."""
 OUTPUT = "16:1,48:1"
 MODEL_ID = "fidelity"
+CALLERS = 16
+"""Of the closed loop that measures a capacity: as many sequences as an instance runs."""
 TTFT_TIMES, TPOT_TIMES = 5.0, 5.0
 """Objectives, in multiples of what a lone request takes."""
 
@@ -76,7 +78,7 @@ class Served:
 
 MODELS = {
     "demo": Served(Size(336, 336), "16:1,64:1", 400, 60),
-    "50m": Served(Size(224, 224), "8:1,24:1", 100, 20),
+    "50m": Served(Size(224, 224), "8:1,24:1", 100, 16),
 }
 """The bundled model of 2 million parameters, and a Qwen2.5-VL of 50 million with random weights."""
 
@@ -247,7 +249,7 @@ async def learn(name: str, settings: Settings, folder: Path) -> Known:
 
 async def _capacity(live: Live, model: str, mix: str, settings: Settings) -> float:
     planned = requests_of(replace(settings, requests=settings.capacity_requests), Cell(model, "", mix, 0.0), 1.0, 0)
-    rate = await live.capacity([replace(one, arrival_s=0.0) for one in planned], f"capacity {mix}")
+    rate = await live.capacity(planned, f"capacity {mix}", CALLERS)
     say(f"{model}, {mix}: {rate:.1f} requests/s")
     return rate
 

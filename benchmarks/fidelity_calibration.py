@@ -75,6 +75,7 @@ class Calibration:
         sequence_s = max(0.0, (together.step_s - alone.step_s) / (TOGETHER - 1))
         step_s = max(0.0, alone.step_s - sequence_s)
         before, item_before = alone.before(step_s + sequence_s), alone.item_before
+        encoder_before = alone.encoder_before
 
         def cost(of: Callable[[_Kinds], float]) -> Cost:
             """Of eight that come together the first comes alone."""
@@ -103,7 +104,10 @@ class Calibration:
             gateway=front(GATEWAY),
             router=front(ROUTER),
             text=text,
-            encoder=EncoderCosts(cost(lambda kinds: kinds.encoder_item_s)),
+            encoder=EncoderCosts(
+                item=cost(lambda kinds: encoder_before * kinds.encoder_item_s),
+                end=cost(lambda kinds: (1 - encoder_before) * kinds.encoder_item_s),
+            ),
         )
 
 
@@ -149,10 +153,19 @@ class _Kinds:
         return self.item_s(TEXT) - self._prefill_s("image") + self._prefill_s("text")
 
     @property
-    def encoder_item_s(self) -> float:
+    def _engine_s(self) -> float:
+        """Of an item, what the encoder's profile has."""
         prepare_s = self.encoder.prepare_s(self.image.nbytes, self.image.pixels).value
-        encode_s = self.encoder.encode_s(self.image.tokens, self.together).value / self.together
-        return self._of("image").cpu_s[ENCODER] - prepare_s - encode_s
+        return prepare_s + self.encoder.encode_s(self.image.tokens, self.together).value / self.together
+
+    @property
+    def encoder_item_s(self) -> float:
+        return self._of("image").cpu_s[ENCODER] - self._engine_s
+
+    @property
+    def encoder_before(self) -> float:
+        """As ``before``, of what an item takes at the encoder: what of its stage is not known otherwise."""
+        return _share(self._of("image").stages_s["encode"] - 2 * CONTROL_S - self._engine_s, self.encoder_item_s)
 
     @property
     def item_before(self) -> float:

@@ -88,11 +88,26 @@ class Live:
         planned = [replace(one, arrival_s=gap_s * (number // together)) for number, one in enumerate(requests)]
         return answered(await self.send(planned, seed))
 
-    async def capacity(self, requests: Sequence[Planned], seed: str) -> float:
-        """Requests per second that are answered while far more wait: those from the first fifth to the last of requests sent at once."""
-        ends_s = sorted(record.end_s for record in answered(await self.send(requests, seed)))
-        first, last = len(ends_s) // 5, len(ends_s) - 1 - len(ends_s) // 5
-        return (last - first) / (ends_s[last] - ends_s[first])
+    async def capacity(self, requests: Sequence[Planned], seed: str, callers: int) -> float:
+        """Requests per second of a closed loop: each caller sends its next request when its last one has been answered. Raises RuntimeError."""
+        endpoint, clock, rng = (
+            Endpoint(self._cluster.url, timeout_s=PATIENCE_S),
+            asyncio.get_running_loop().time,
+            random.Random(seed),
+        )
+        bodies = [payload.body(planned, self._style, rng) for planned in requests]
+        left = list(zip(requests, bodies, strict=True))
+        records: list[Record] = []
+
+        async def caller(client: httpx.AsyncClient) -> None:
+            while left:
+                records.append(await load.ask(client, f"{endpoint.base}/chat/completions", *left.pop(), clock()))
+
+        began_s = clock()
+        async with endpoint.client() as client, asyncio.TaskGroup() as group:
+            for _ in range(callers):
+                group.create_task(caller(client))
+        return len(answered(records)) / (clock() - began_s)
 
     async def watched(self) -> Watched:
         spent = dict.fromkeys((CLIENT, GATEWAY, ROUTER, TEXT, ENCODER, OTHERS), 0.0)

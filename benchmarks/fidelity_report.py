@@ -48,10 +48,9 @@ class Figures:
         if not good:
             raise ValueError("no request was answered")
         kinds = sorted({record.planned.kind for record in good})
-        classes = {
-            ALL: good,
-            **{kind: [one for one in good if one.planned.kind == kind] for kind in kinds if len(kinds) > 1},
-        }
+        classes = {ALL: good}
+        if len(kinds) > 1:
+            classes |= {kind: [record for record in good if record.planned.kind == kind] for kind in kinds}
         return cls(
             len(records) - len(good),
             {name: _class(some) for name, some in classes.items()},

@@ -167,6 +167,7 @@ class Node:
             self.activity,
             bytes_per_pixel=deployment.bytes_per_pixel,
             beside=self._cluster.host.encoder,
+            afterwards=self._cluster.run_afterwards,
         )
         workers = kind.prepare_cores
         prepare = InlineOffload(workers, self._cluster.cores)

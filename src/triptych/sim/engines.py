@@ -79,8 +79,11 @@ class SimEncoderEngine(DelayEncoderEngine):
         *,
         bytes_per_pixel: float,
         beside: EncoderCosts,
+        afterwards: Callable[[float], object],
     ) -> None:
+        """``afterwards`` takes what nothing waits for, seconds of CPU time."""
         self._activity = activity
+        self._afterwards = afterwards
         self._beside = beside
         super().__init__(model, family, costs, sleep=spend, bytes_per_pixel=bytes_per_pixel)
 
@@ -88,6 +91,8 @@ class SimEncoderEngine(DelayEncoderEngine):
         self._activity.spend(work, seconds, size)
         if work == "prepare":
             self._activity.spend("beside", self._beside.item.s(alone=self._activity.is_idle), 1)
+        elif self._beside.end.alone_s:
+            self._afterwards(size * self._beside.end.s(alone=size == 1))
 
     def _zeros(self, nbytes: int) -> memoryview:
         return zeros(nbytes)

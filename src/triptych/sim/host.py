@@ -76,6 +76,8 @@ class EncoderCosts:
 
     item: Cost = NOTHING
     """Alone: no other is prepared or encoded."""
+    end: Cost = NOTHING
+    """More for each item after its pass: nothing waits for that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +86,6 @@ class Host:
 
     cores: float
     """A part of one may be taken by what is not simulated."""
-    speed_together: float = 1.0
-    """Speed of a core while all are busy, relative to its speed while the others are idle."""
     client: FrontCosts = FrontCosts()
     gateway: FrontCosts = FrontCosts()
     router: FrontCosts = FrontCosts()
@@ -104,8 +104,6 @@ class Host:
         host = cls(**{"cores": 0.0, **values})
         if host.cores <= 0:
             raise BadHost("cores is missing, or not above 0")
-        if not 0 < host.speed_together <= 1:
-            raise BadHost("speed_together is not above 0 and at most 1")
         return host
 
 
@@ -158,11 +156,7 @@ class HostCores:
     @property
     def speed(self) -> float:
         """Progress of each piece, seconds of CPU time per second."""
-        host, pieces = self.host, len(self._running)
-        if pieces <= 1:
-            return min(1.0, host.cores)
-        busy = min(1.0, (min(pieces, host.cores) - 1) / max(host.cores - 1, 1e-9)) if host.cores > 1 else 1.0
-        return min(1.0, host.cores / pieces) * (1 - busy * (1 - host.speed_together))
+        return min(1.0, self.host.cores / max(1, len(self._running)))
 
     def run(self, cost_s: float) -> asyncio.Future[None]:
         """Begin a piece of work; the future is done when it has had ``cost_s`` of CPU time, whether somebody waits or not."""

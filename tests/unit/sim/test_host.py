@@ -74,10 +74,6 @@ def test_a_part_of_a_core_may_be_taken() -> None:
     assert ends(Host(1.5), all_at_once(1.0, 1.0)) == pytest.approx([4 / 3, 4 / 3])
 
 
-def test_cores_may_be_slower_while_all_are_busy() -> None:
-    assert ends(Host(2.0, speed_together=0.8), all_at_once(0.8, 1.8)) == pytest.approx([1.0, 2.0])
-
-
 def test_an_event_loop_does_one_thing_at_a_time_and_wakes_up_once() -> None:
     async def work(cores: HostCores) -> list[float]:
         clock, cost, found = asyncio.get_running_loop().time, Cost(1.0, 0.25), list[float]()
@@ -122,7 +118,9 @@ def test_engines_of_two_processes_on_one_core_take_turns() -> None:
 def test_services_take_their_time_on_the_way() -> None:
     front = FrontCosts(request=Cost(0.003), item=Cost(0.002), message=Cost(0.001), end=Cost(0.5), item_end=Cost(0.5))
     text = TextCosts(request=Cost(0.004), item=Cost(0.002), end=Cost(0.5), step_s=0.006, sequence_s=0.001)
-    host = Host(8.0, client=front, gateway=front, router=front, text=text, encoder=EncoderCosts(Cost(0.02)))
+    host = Host(
+        8.0, client=front, gateway=front, router=front, text=text, encoder=EncoderCosts(item=Cost(0.02), end=Cost(0.5))
+    )
     request = Planned(1.0, 100, (IMAGE,), 11)
     [(ttft_s, tpot_s)], [(with_ttft_s, with_tpot_s)] = lone(None, request), lone(host, request)
     on_the_way_s = 3 * (0.003 + 0.002) + 0.02 + (0.004 + 0.002) + (0.006 + 0.001) + 3 * 0.001
@@ -155,7 +153,6 @@ def test_a_host_is_read_from_a_document() -> None:
         ({}, "cores is missing"),
         ({"cores": 0}, "cores is missing"),
         ({"cores": "2"}, "cores is not a number"),
-        ({"cores": 2, "speed_together": 0}, "speed_together is not above 0"),
         ({"cores": 2, "core": 1}, "there is no core; there are client, cores"),
         ({"cores": 2, "router": 1}, "router is not a table"),
         ({"cores": 2, "router": {"step_s": 1}}, "there is no router.step_s; there are end"),
