@@ -7,10 +7,11 @@ import asyncio
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from heapq import heappop, heappush
-from itertools import count
-from math import isfinite
+from math import ceil, isfinite
 from typing import Any, Self
+
+_INSTANT_S = 2e-9
+"""Timers are as much too early."""
 
 
 class BadHost(ValueError):
@@ -86,6 +87,8 @@ class Host:
 
     cores: float
     """A part of one may be taken by what is not simulated."""
+    slice_s: float = 0.0014
+    """How long a piece of work keeps a core for which others wait; by default as Linux does on two cores."""
     client: FrontCosts = FrontCosts()
     gateway: FrontCosts = FrontCosts()
     router: FrontCosts = FrontCosts()
@@ -104,6 +107,8 @@ class Host:
         host = cls(**{"cores": 0.0, **values})
         if host.cores <= 0:
             raise BadHost("cores is missing, or not above 0")
+        if host.slice_s <= 0:
+            raise BadHost("slice_s is not above 0")
         return host
 
 
@@ -134,36 +139,37 @@ def _number(name: str, value: object) -> float:
     return float(value)
 
 
+@dataclass(eq=False, slots=True)
+class _Piece:
+    """Work for one core."""
+
+    left_s: float
+    """CPU time that it still needs."""
+    done: asyncio.Future[None]
+    began_s: float = 0.0
+    """When it got its core."""
+    known_s: float = 0.0
+    """Up to when ``left_s`` counts what it had."""
+
+
 @dataclass(slots=True)
 class HostCores:
-    """Owner of the work that runs on a host's cores, in virtual time: processor sharing, at most one core for each piece.
-
-    All pieces progress alike. So each is done when the progress of one since its start is its cost.
+    """Owner of the work that runs on a host's cores, in virtual time. What waits for a core gets one in order: a free one, or that of a piece
+    which has had it for ``slice_s`` and waits again then.
     """
 
     host: Host
-    _progress_s: float = 0.0
-    """CPU time that a piece has got which runs since the beginning."""
-    _since_s: float = 0.0
-    """When that was so."""
-    _running: list[tuple[float, int, asyncio.Future[None]]] = field(default_factory=list)
-    """A heap: the progress at which each is done, its number, and who waits."""
-    _numbers: "count[int]" = field(default_factory=count)
+    _running: list[_Piece] = field(default_factory=list)
+    _waiting: deque[_Piece] = field(default_factory=deque)
     _timer: asyncio.TimerHandle | None = None
     _loops: dict[str, deque[tuple[float, asyncio.Future[None]]]] = field(default_factory=dict)
     """What event loops have to do, the first of which runs."""
 
-    @property
-    def speed(self) -> float:
-        """Progress of each piece, seconds of CPU time per second."""
-        return min(1.0, self.host.cores / max(1, len(self._running)))
-
     def run(self, cost_s: float) -> asyncio.Future[None]:
         """Begin a piece of work; the future is done when it has had ``cost_s`` of CPU time, whether somebody waits or not."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._advance()
-        heappush(self._running, (self._progress_s + cost_s, next(self._numbers), done))
-        self._reschedule()
+        self._waiting.append(_Piece(cost_s, done))
+        self._schedule()
         return done
 
     def run_in_loop(self, process: str, cost: Cost) -> asyncio.Future[None]:
@@ -203,24 +209,29 @@ class HostCores:
 
         self.run(cost_s).add_done_callback(end)
 
-    def _advance(self) -> None:
-        now_s = asyncio.get_running_loop().time()
-        self._progress_s += (now_s - self._since_s) * self.speed
-        self._since_s = now_s
-
-    def _reschedule(self) -> None:
+    def _schedule(self) -> None:
+        """Note what was done, and give cores to what is next."""
+        loop = asyncio.get_running_loop()
+        now_s, places = loop.time(), ceil(self.host.cores)
+        speed = self.host.cores / places
+        for piece in self._running:
+            piece.left_s -= (now_s - piece.known_s) * speed
+            piece.known_s = now_s
+        for piece in [piece for piece in self._running if piece.left_s <= _INSTANT_S]:
+            self._running.remove(piece)
+            if not piece.done.done():
+                piece.done.set_result(None)
+        gives_way = [piece for piece in self._running if now_s - piece.began_s >= self.host.slice_s - _INSTANT_S]
+        for piece in gives_way[: max(0, len(self._waiting) - (places - len(self._running)))]:
+            self._running.remove(piece)
+            self._waiting.append(piece)
+        while self._waiting and len(self._running) < places:
+            piece = self._waiting.popleft()
+            piece.began_s = piece.known_s = now_s
+            self._running.append(piece)
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
-        if self._running:
-            left_s = max(0.0, self._running[0][0] - self._progress_s) / self.speed
-            self._timer = asyncio.get_running_loop().call_later(left_s, self._finish)
-
-    def _finish(self) -> None:
-        self._timer = None
-        self._advance()
-        while self._running and self._running[0][0] <= self._progress_s + 1e-9:
-            done = heappop(self._running)[2]
-            if not done.done():
-                done.set_result(None)
-        self._reschedule()
+        next_s = [piece.left_s / speed for piece in self._running]
+        if self._waiting:
+            next_s += [piece.began_s + self.host.slice_s - now_s for piece in self._running]
+        self._timer = loop.call_later(max(0.0, min(next_s)), self._schedule) if next_s else None
