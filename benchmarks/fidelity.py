@@ -327,7 +327,7 @@ def result_of(known: Known, settings: Settings, ran: Ran) -> Result:
             )
             for stage, sum_s in ran.watched.stages_s.items()
         },
-        sum(ran.watched.cpu_s.values()) / ran.watched.at_s,
+        (sum(ran.watched.cpu_s.values()) / ran.watched.at_s, outcome.host_s / outcome.ended_s),
         ran.watched.foreign_cores,
     )
 

@@ -4,7 +4,7 @@ import asyncio
 import os
 import random
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -159,12 +159,4 @@ async def running(model: str | Path, model_id: str, roles: str) -> AsyncGenerato
     given = given_options()
     options = {**given, "mounted_encoder": without_instance_flags(given["encoder"])}
     async with LocalCluster(f"{model_id}={model}", roles=roles, options=options) as cluster:
-        for pid in (os.getpid(), *cluster.processes.values()):
-            prefer(pid)
         yield Live(cluster, model_id)
-
-
-def prefer(pid: int) -> None:
-    """Give a process's session a large share of the cores, where the system lets it: other work on the machine disturbs less."""
-    with suppress(OSError):
-        Path(f"/proc/{pid}/autogroup").write_text("-19")

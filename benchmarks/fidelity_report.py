@@ -13,6 +13,8 @@ AIMS = {"p50": 0.10, "p90": 0.10, "p99": 0.15}
 GOODPUT_AIM = 0.10
 LEAST_FOR_P99 = 200
 """Requests; of fewer a P99 is shown and not judged."""
+UNDISTURBED = 0.1
+"""Cores that others take, below which a run counts as undisturbed."""
 APART = 0.10
 """Placements that differ by more are in an order."""
 AGAIN = -1
@@ -92,8 +94,8 @@ class Result:
     predicted: Figures
     stages_s: Mapping[str, tuple[float, float]]
     """Means over the requests, measured and predicted."""
-    cores: float
-    """That the cluster and its client took."""
+    cores: tuple[float, float]
+    """That the cluster and its client took, measured and predicted."""
     foreign_cores: float
     """That others took meanwhile."""
 
@@ -279,7 +281,7 @@ def document(results: Sequence[Result]) -> dict[str, Any]:
                     middle([getattr(result, side).attainment for result in of_cell])
                     for side in ("measured", "predicted")
                 ],
-                "cores": middle([result.cores for result in of_cell]),
+                "cores": [middle([result.cores[at] for result in of_cell]) for at in (0, 1)],
                 "foreign_cores": middle([result.foreign_cores for result in of_cell]),
                 "stages_ms": {
                     stage: [1e3 * middle([result.stages_s[stage][at] for result in of_cell]) for at in (0, 1)]
@@ -303,7 +305,14 @@ def document(results: Sequence[Result]) -> dict[str, Any]:
         "goodput": [{**asdict(one), "error": one.error} for one in goodputs(results)],
         "orders": [{**asdict(order), "right": order.right} for order in orders(found)],
         "drifts": drifts(results),
-        "summary": summary(found, goodputs(results), orders(found)),
+        "summary": [
+            {"cells": name, **row}
+            for name, some in (
+                ("all", results),
+                ("undisturbed", [result for result in results if result.foreign_cores < UNDISTURBED]),
+            )
+            for row in summary(errors(some), goodputs(some), orders(errors(some)))
+        ],
     }
 
 
@@ -343,7 +352,8 @@ def show(compared: Mapping[str, Any]) -> None:
         measured, predicted = cell["attainment"]
         print(
             f"{cell['model']}, {cell['placement']}, {cell['mix']}, {cell['share']:.0%}: {cell['rate']:.2f} requests/s, {cell['requests']} requests, "
-            f"{cell['failed']} failed; {cell['cores']:.2f} cores, {cell['foreign_cores']:.2f} by others; in time {measured:.1%}, predicted {predicted:.1%}"
+            f"{cell['failed']} failed; {cell['cores'][0]:.2f} cores, predicted {cell['cores'][1]:.2f}, {cell['foreign_cores']:.2f} by others; "
+            f"in time {measured:.1%}, predicted {predicted:.1%}"
         )
         for error in cell["errors"]:
             mark = {None: "not judged", True: "", False: "beyond the aim"}[error["within"]]
@@ -366,4 +376,4 @@ def show(compared: Mapping[str, Any]) -> None:
         print(f"repeated: {drift}")
     for row in compared["summary"]:
         sizes = "" if row["median"] is None else f"; errors: median {row['median']:.1%}, worst {row['worst']:.1%}"
-        print(f"{row['model']}, {row['figure']}: {row['within']} of {row['of']} within aim{sizes}")
+        print(f"{row['cells']}: {row['model']}, {row['figure']}: {row['within']} of {row['of']} within aim{sizes}")

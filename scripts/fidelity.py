@@ -47,14 +47,24 @@ def percent(share: float | None, *, signed: bool = False) -> str:
 
 
 def summary(rows: Sequence[Json]) -> Iterator[str]:
+    """All cells beside those in which nothing else ran."""
+    quiet = {(row["model"], row["figure"]): row for row in rows if row["cells"] == "undisturbed"}
+    heads = ("model", "figure", "within", "median error", "worst", "undisturbed: within", "median error", "worst")
     return table(
-        ("model", "figure", "within", "of", "median error", "worst"),
+        heads,
         [
-            (row["model"], row["figure"], row["within"], row["of"], percent(row["median"]), percent(row["worst"]))
+            (row["model"], row["figure"], *of_row(row), *of_row(quiet.get((row["model"], row["figure"]))))
             for row in rows
+            if row["cells"] == "all"
         ],
         left=2,
     )
+
+
+def of_row(row: Json | None) -> tuple[str, str, str]:
+    if row is None:
+        return "", "", ""
+    return f"{row['within']} of {row['of']}", percent(row["median"]), percent(row["worst"])
 
 
 def drifts(rows: Sequence[Json]) -> Iterator[str]:
@@ -80,8 +90,8 @@ def cells(every: Sequence[Json], model: str, mix: str) -> Iterator[str]:
         for name in dict.fromkeys(error["class"] for error in cell["errors"]):
             found = {error["figure"]: error for error in cell["errors"] if error["class"] == name}
             where = f"{cell['placement']}, {percent(cell['share'])}" if name == "all" else ""
-            rows.append((where, name, *(of_figure(found.get(figure)) for figure in FIGURES), attained(cell, name)))
-    return table(("placement, load", "class", *FIGURES, "in time"), rows, left=2)
+            rows.append((where, name, *(of_figure(found.get(figure)) for figure in FIGURES), *of_all(cell, name)))
+    return table(("placement, load", "class", *FIGURES, "in time", "cores", "by others"), rows, left=2)
 
 
 def of_figure(error: Json | None) -> str:
@@ -92,9 +102,19 @@ def of_figure(error: Json | None) -> str:
     return f"{text}: {shown(float(error['measured_ms']))}, {shown(float(error['predicted_ms']))}"
 
 
-def attained(cell: Json, name: str) -> str:
-    measured, predicted = cell["attainment"]
-    return f"{percent(measured)}, {percent(predicted)}" if name == "all" else ""
+def of_all(cell: Json, name: str) -> tuple[str, str, str]:
+    """Attainment and cores, of the row of all requests."""
+    if name != "all":
+        return "", "", ""
+    in_time, cores = (
+        f"{form(values[0])}, {form(values[1])}"
+        for form, values in ((percent, cell["attainment"]), (two, cell["cores"]))
+    )
+    return in_time, cores, two(cell["foreign_cores"])
+
+
+def two(number: float) -> str:
+    return f"{number:.2f}"
 
 
 def goodput(rows: Sequence[Json]) -> Iterator[str]:

@@ -42,7 +42,9 @@ def ran(ttft_s: float, tpot_s: float, *, requests: int = 200, attainment: float 
 def result(
     measured: Figures, predicted: Figures, placement: str = "E+PD", share: float = 0.6, round_: int = 0
 ) -> Result:
-    return Result(Cell("demo", placement, "mixed", share), round_, RATES[share], measured, predicted, {}, 1.0, 0.0)
+    return Result(
+        Cell("demo", placement, "mixed", share), round_, RATES[share], measured, predicted, {}, (1.0, 1.0), 0.0
+    )
 
 
 def test_an_error_is_signed_and_held_against_its_aim() -> None:

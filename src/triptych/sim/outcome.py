@@ -93,6 +93,8 @@ class Outcome:
     """When the last request was over."""
     took_s: float
     """CPU time of the simulation, seconds of this machine."""
+    host_s: float = 0.0
+    """CPU time that everything took of the host; 0 without one."""
     spans: Sequence[Span] = field(default=(), repr=False)
     """What instances did, if that was asked for."""
 

@@ -92,6 +92,7 @@ class _Run:
             uses = [use for node in cluster.nodes.values() for use in node.used(loop.time())]
             spans = [span for node in cluster.nodes.values() for span in node.activity.spans]
             moved = dict(cluster.links.moved)
+            host_s = 0.0 if cluster.cores is None else cluster.cores.given_s
         first_s = self._began_s
         return lambda took_s: Outcome(
             rate=self._plan.rate,
@@ -104,6 +105,7 @@ class _Run:
             moved_bytes=moved,
             ended_s=ended_s,
             took_s=took_s,
+            host_s=host_s,
             spans=[span.since(first_s) for span in spans],
         )
 
