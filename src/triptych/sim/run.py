@@ -193,6 +193,8 @@ def _sampled(
             pending[stage.value] = pending.get(stage.value, 0) + load.pending
         for part in node.kind.profiles:
             for work in _WORK[part]:
+                if work == "beside" and cluster.cores is None:
+                    continue
                 workers = node.kind.prepare_cores if work == "prepare" else 1
                 spent_s = now[name].get(work, 0.0) - before.get(name, {}).get(work, 0.0)
                 busy.setdefault(work, []).append(spent_s / every_s / workers)

@@ -119,6 +119,7 @@ async def run(
 
 
 async def ask(client: httpx.AsyncClient, url: str, planned: Planned, content: bytes, due_s: float) -> Record:
+    """Send one request now and read its answer. Times count from ``due_s`` on the event loop's clock; failures are in the record."""
     now_s = asyncio.get_running_loop().time
     timeout_s = client.timeout.read
     answer = _Answer()

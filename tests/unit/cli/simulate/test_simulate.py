@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import statistics
 from pathlib import Path
 
 import pytest
@@ -75,8 +76,7 @@ def test_processes_of_one_host_share_its_cores(config: Path, tmp_path: Path) -> 
         triptych(
             "--model", config, "--device", "a100-80", "--roles", "EPD:3", *SHORT, "--host", host, "--json", results
         )
-        times = [request["e2e_s"] for request in json.loads(results.read_text())["runs"][0]["requests"]]
-        return sum(times) / len(times)
+        return statistics.mean(request["e2e_s"] for request in json.loads(results.read_text())["runs"][0]["requests"])
 
     many, one = mean_s("cores = 32"), mean_s("cores = 1")
     assert one > 1.3 * many
