@@ -107,7 +107,7 @@ class Settings:
         ]
 
 
-QUICK = Settings(("demo",), ("E+PD",), ("mixed",), (0.5,), requests=12, capacity_requests=12)
+QUICK = Settings(("demo",), ("E+PD",), ("mixed",), (0.6,), requests=12, capacity_requests=12)
 
 
 def requests_of(settings: Settings, cell: Cell, rate: float, round_: int) -> list[Planned]:
