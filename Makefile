@@ -100,6 +100,7 @@ lint: $(STAMP)  ## Check formatting, lint, strict types, import contracts, gener
 	PYTHON=$(BIN)/python proto/generate.sh --check
 	$(BIN)/python -m scripts.dashboards --check
 	$(BIN)/python -m scripts.results --check
+	$(BIN)/python -m scripts.fidelity --check
 	$(BIN)/python -m scripts.owners --check
 
 format: $(STAMP)  ## Format, and fix lint errors that can be fixed automatically

@@ -183,6 +183,15 @@ def simulate(
         float,
         typer.Option(min=0, max=1000, help="Time of a message between two processes.", rich_help_panel=_WHERE),
     ] = 0.3,
+    host: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="TOML file: cores that all processes share, and what services take of them.",
+            rich_help_panel=_WHERE,
+        ),
+    ] = None,
     autoscale: Annotated[
         bool, typer.Option("--autoscale", help="Let the pool manager start and stop instances.", rich_help_panel=_WHERE)
     ] = False,
@@ -281,7 +290,7 @@ def simulate(
             return None
         own = [name for option in ctx.command.params for name in option.opts]
         given = parse([*parsed.service_flags, *ctx.args], own)
-        hardware = Hardware(device, tensor_parallel, dtype, catalogue, profiles, prepare_cores, control_ms / 1000)
+        hardware = Hardware(device, tensor_parallel, dtype, catalogue, profiles, prepare_cores, control_ms / 1000, host)
         simulated = deployment_of(
             model=model,
             roles=roles,

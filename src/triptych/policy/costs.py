@@ -61,7 +61,7 @@ class Costs:
 
     def prepare_s(self, nbytes: float, pixels: float) -> Estimate:
         """Decoding and preprocessing of one item on one core. ``pixels``: samples of a sound."""
-        return self._at("prepare", pixels, nbytes / max(1, pixels))
+        return self._at("prepare", nbytes / max(1, pixels), pixels)
 
     def prefill_s(self, new_tokens: float, cached_tokens: float = 0) -> Estimate:
         """One pass over ``new_tokens`` of a prompt after ``cached_tokens`` that were computed before."""

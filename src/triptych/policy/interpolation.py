@@ -133,11 +133,12 @@ class Surface:
 def table_rows(profile: Profile) -> Mapping[str, list[tuple[float, float, float]]]:
     """The tables that have rows, as (x, y, seconds).
 
-    For prepare, y is bytes per pixel: a cost that grows with both bytes and pixels is then interpolated exactly.
+    For prepare, x is bytes per pixel: a cost that grows with both bytes and pixels is then interpolated exactly. And images of one size
+    make a line, where images of several sizes hardly ever have the same bytes per pixel.
     """
     tables: dict[str, list[tuple[float, float, float]]] = {
         "encode": [(row.item_tokens, row.items, row.seconds) for row in profile.encode],
-        "prepare": [(row.pixels, row.nbytes / max(1, row.pixels), row.seconds) for row in profile.prepare],
+        "prepare": [(row.nbytes / max(1, row.pixels), row.pixels, row.seconds) for row in profile.prepare],
         "prefill": [(row.new_tokens, row.cached_tokens, row.seconds) for row in profile.prefill],
         "decode": [(row.mean_context, row.batch, row.seconds) for row in profile.decode],
     }

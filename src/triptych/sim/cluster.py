@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from random import Random
 from typing import Any
 
@@ -41,6 +42,7 @@ from triptych.virtual.offload import InlineOffload
 from triptych.virtual.world import virtual_world
 
 from .engines import Activity, SimEncoderEngine, SimTextEngine
+from .host import Cost, Host, HostCores
 from .memory import SparseArena
 from .network import SharedLinks
 from .outcome import Busy, Decision, InstanceUse
@@ -116,7 +118,7 @@ class Node:
             self._register(world.scope, set_stages)
 
     async def _build(self, world: World, data_plane: DataPlane) -> SetStages | None:
-        deployment, thread = self._cluster.deployment, InlineOffload()
+        deployment, thread = self._cluster.deployment, InlineOffload(cores=self._cluster.cores)
         if self.role not in deployment.texts:
             part = self._encoder_part(thread)
             built = await self._life.enter_async_context(encoders.build(part.settings, world, data_plane, part.loaded))
@@ -131,6 +133,8 @@ class Node:
             settings.engine_options,
             self.activity,
             copied_bytes_per_s=self.kind.copied_bytes_per_s,
+            beside=self._cluster.host.text,
+            afterwards=self._cluster.run_afterwards,
         )
         limits = settings.engine_options
         part_served = ServedPart(costs.profile.identity, limits.max_sequences, token_budget=limits.most_step_tokens)
@@ -159,9 +163,12 @@ class Node:
             costs,
             self.activity,
             bytes_per_pixel=deployment.bytes_per_pixel,
+            beside=self._cluster.host.encoder,
+            afterwards=self._cluster.run_afterwards,
         )
-        cores = kind.prepare_cores
-        loaded = LoadedEncoder(engine, costs.profile.identity, compute, InlineOffload(cores), cores)
+        workers = kind.prepare_cores
+        prepare = InlineOffload(workers, self._cluster.cores)
+        loaded = LoadedEncoder(engine, costs.profile.identity, compute, prepare, workers)
         return EncoderPart(deployment.encoder, loaded, deployment.image_budgets.get(self.role))
 
     def _holder(self, address: str) -> LinkedInstance:
@@ -268,6 +275,9 @@ class SimCluster:
         self.nodes: dict[str, Node] = {}
         """By name."""
         self.links = SharedLinks({})
+        self.host = deployment.host or Host(inf)
+        self.cores = None if deployment.host is None else HostCores(deployment.host)
+        """What all processes share."""
         for role, count in deployment.sizes.items():
             for number in range(1, count + 1):
                 self._add(f"{INSTANCE_NAMES[role]}-{number}", role)
@@ -386,6 +396,32 @@ class SimCluster:
                 self.decide(f"stop {process}: {reason}")
             case ProcessReady(process):
                 self.decide(f"{process} is ready")
+
+    def come_in(self, items: int) -> asyncio.Future[float]:
+        """What a request takes of the host before the router begins: gives when that was over."""
+        return self._through([(process, costs.request + costs.item.times(items)) for process, costs in self.host.front])
+
+    def go_out(self, items: int, *, ends: bool) -> asyncio.Future[float]:
+        """What a message of an answer takes of the host after the router has it: gives when the client has it. What its end takes is not
+        waited for.
+        """
+        front = [*reversed(self.host.front)]
+        passed = self._through([(process, costs.message) for process, costs in front])
+        if ends:
+            self._through([(process, costs.end + costs.item_end.times(items)) for process, costs in front])
+        return passed
+
+    def run_afterwards(self, cost_s: float) -> None:
+        """Something that takes of the host, and for which nothing waits."""
+        if self.cores is not None:
+            self.cores.run(cost_s)
+
+    def _through(self, work: Sequence[tuple[str, Cost]]) -> asyncio.Future[float]:
+        if self.cores is not None:
+            return self.cores.run_through(work)
+        passed: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        passed.set_result(self.now_s)
+        return passed
 
     def decide(self, text: str) -> None:
         self.decisions.append(Decision(self.now_s, text))

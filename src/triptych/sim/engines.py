@@ -2,15 +2,20 @@
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
+from triptych.domain.engine import EngineOutput, EngineRequest
 from triptych.domain.instance import ModelInfo
 from triptych.engine.decoder.options import EngineOptions
 from triptych.engine.delay import DelayEncoderEngine, DelayTextEngine, Work
 from triptych.families.base import Family
+from triptych.machine.text.counted_batch import CountedStep
 from triptych.policy.costs import Costs
 from triptych.virtual.offload import billed_s, spend
 
+from .host import EncoderCosts, TextCosts
 from .memory import zeros
 from .outcome import Busy, Span
 
@@ -29,8 +34,10 @@ class Activity:
     _pulled_s: float = 0.0
     """End of the last pull, as pulls overlap."""
 
-    def spend(self, work: Work, seconds: float, size: int) -> None:
+    def spend(self, work: Busy, seconds: float, size: int) -> None:
         """Let virtual time pass within work."""
+        if not seconds:
+            return
         start_s = asyncio.get_running_loop().time() + billed_s()
         spend(seconds)
         self.did(work, start_s, start_s + seconds, size)
@@ -39,6 +46,12 @@ class Activity:
         """Note a pull that has ended. Time with several at once counts once."""
         self.did("pull", max(start_s, min(self._pulled_s, end_s)), end_s, nbytes, began_s=start_s)
         self._pulled_s = end_s
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is under way but the work that asks."""
+        began_s = asyncio.get_running_loop().time()
+        return not any(end_s > began_s and start_s < began_s for _, start_s, end_s in self._running)
 
     def did(self, work: Busy, start_s: float, end_s: float, size: int, *, began_s: float | None = None) -> None:
         """Note a piece of work, which may not have ended. ``began_s``: of its span, where the beginning counts for another one."""
@@ -60,13 +73,28 @@ class Activity:
 
 class SimEncoderEngine(DelayEncoderEngine):
     def __init__(
-        self, model: ModelInfo, family: Family, costs: Costs, activity: Activity, *, bytes_per_pixel: float
+        self,
+        model: ModelInfo,
+        family: Family,
+        costs: Costs,
+        activity: Activity,
+        *,
+        bytes_per_pixel: float,
+        beside: EncoderCosts,
+        afterwards: Callable[[float], object],
     ) -> None:
+        """``afterwards`` takes what nothing waits for, seconds of CPU time."""
         self._activity = activity
+        self._afterwards = afterwards
+        self._beside = beside
         super().__init__(model, family, costs, sleep=spend, bytes_per_pixel=bytes_per_pixel)
 
     def _spend(self, work: Work, seconds: float, size: int) -> None:
         self._activity.spend(work, seconds, size)
+        if work == "prepare":
+            self._activity.spend("beside", self._beside.item.s(alone=self._activity.is_idle), 1)
+        elif self._beside.end.alone_s:
+            self._afterwards(size * self._beside.end.s(alone=size == 1))
 
     def _zeros(self, nbytes: int) -> memoryview:
         return zeros(nbytes)
@@ -82,12 +110,30 @@ class SimTextEngine(DelayTextEngine):
         activity: Activity,
         *,
         copied_bytes_per_s: float,
+        beside: TextCosts,
+        afterwards: Callable[[float], object],
     ) -> None:
+        """``afterwards`` takes what nothing waits for, seconds of CPU time."""
         self._activity = activity
         self._copied_bytes_per_s = copied_bytes_per_s
+        self._beside = beside
+        self._afterwards = afterwards
         super().__init__(model, family, costs, options, sleep=spend)
 
-    def _spend(self, work: Work, seconds: float, size: int) -> None:
+    def add(self, request: EngineRequest) -> None:
+        costs, alone = self._beside, not self.has_work
+        super().add(request)
+        self._spend("beside", (costs.request + costs.item.times(len(request.embeddings))).s(alone=alone), 0)
+
+    def _run(self, step: CountedStep[Any]) -> list[EngineOutput]:
+        outputs = super()._run(step)
+        if sequences := step.decodes + len(step.prompts):
+            self._spend("beside", self._beside.step_s + sequences * self._beside.sequence_s, sequences)
+            if ended := sum(output.finish_reason is not None for output in outputs):
+                self._afterwards(ended * self._beside.end.s(alone=sequences == 1))
+        return outputs
+
+    def _spend(self, work: Busy, seconds: float, size: int) -> None:
         self._activity.spend(work, seconds, size)
 
     def _copied(self, nbytes: int) -> None:

@@ -9,8 +9,8 @@ from triptych.domain.timeline import Timeline
 from triptych.workload.report import Record
 from triptych.workload.requests import Kind
 
-Busy = Literal["prepare", "encode", "step", "copy", "pull"]
-"""What an instance does for a time: what engines do (``engine.delay.Work``), and transfers to it."""
+Busy = Literal["prepare", "encode", "step", "copy", "beside", "pull"]
+"""What an instance does for a time: what engines do (``engine.delay.Work``), what its service takes beside that, and transfers to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +103,8 @@ class Outcome:
     """When the last request was over, or the run was interrupted."""
     took_s: float
     """CPU time of the simulation, seconds of this machine."""
+    host_s: float = 0.0
+    """CPU time that everything took of the host; 0 without one."""
     spans: Sequence[Span] = field(default=(), repr=False)
     """What instances did, if that was asked for."""
     interrupted: bool = False

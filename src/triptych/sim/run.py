@@ -90,6 +90,7 @@ class _Run:
             uses = [use for node in cluster.nodes.values() for use in node.used(loop.time())]
             spans = [span for node in cluster.nodes.values() for span in node.activity.spans]
             moved = dict(cluster.links.flows.moved)
+            host_s = 0.0 if cluster.cores is None else cluster.cores.given_s
         first_s, ended = self._began_s, sorted(self._records)
         return lambda took_s: Outcome(
             rate=self._plan.rate,
@@ -102,6 +103,7 @@ class _Run:
             moved_bytes=moved,
             ended_s=ended_s,
             took_s=took_s,
+            host_s=host_s,
             spans=[span.since(first_s) for span in spans],
             interrupted=interrupted,
         )
@@ -129,25 +131,34 @@ class _Run:
         loop = asyncio.get_running_loop()
         due_s = self._began_s + planned.arrival_s
         hops_s = HOPS * self._deployment.control_s
-        await asyncio.sleep(due_s + hops_s - loop.time())
         request = chat_request(number, planned, self._deployment.model.model_id, timeout_s=self._timeout_s)
+        if cluster.cores is None:
+            await asyncio.sleep(due_s + hops_s - loop.time())
+        else:
+            await asyncio.sleep(due_s - loop.time())
+            await cluster.come_in(len(request.media))
+            await asyncio.sleep(hops_s)
         cluster.prepare.expect(request, number, planned)
-        ttft_s: float | None = None
+        first: asyncio.Future[float] | None = None
+        """The message with the first token, as the client has it."""
+        last: asyncio.Future[float] | None = None
         tokens = prompt_tokens = 0
         error = ""
         try:
             async with asyncio.timeout(self._timeout_s), aclosing(cluster.router.chat(request)) as stream:
                 async for events in stream:
+                    last = cluster.go_out(len(request.media), ends=isinstance(events[-1], ChatFinished))
                     for event in events:
-                        if isinstance(event, TokenChunk) and ttft_s is None:
-                            ttft_s = loop.time() + hops_s - due_s
+                        if isinstance(event, TokenChunk) and first is None:
+                            first = last
                         elif isinstance(event, ChatFinished):
                             tokens, prompt_tokens = event.usage.completion_tokens, event.usage.prompt_tokens
         except TimeoutError:
             error = TIMEOUT
         except TriptychError as failure:
             error = f"HTTP {failure.http_status}"
-        end_s = loop.time() + hops_s - due_s
+        ttft_s = None if first is None else await first + hops_s - due_s
+        end_s = (loop.time() if last is None else max(loop.time(), await last)) + hops_s - due_s
         record = Record(planned, 0.0, ttft_s, end_s, prompt_tokens, tokens, error)
         cluster.prepare.forget(request)
         self._records[number] = record

@@ -15,7 +15,7 @@ _SHORTEST_S = 0.1
 """Shortest interval between two."""
 _WORK: Mapping[ModelPart, tuple[Busy, ...]] = {
     ModelPart.ENCODER: ("prepare", "encode"),
-    ModelPart.DECODER: ("step", "copy", "pull"),
+    ModelPart.DECODER: ("step", "copy", "beside", "pull"),
 }
 
 
@@ -65,6 +65,8 @@ class Sampler:
                 pending[stage.value] = pending.get(stage.value, 0) + load.pending
             for part in instance.kind.profiles:
                 for work in _WORK[part]:
+                    if work == "beside" and work not in spent:  # without a host nothing is charged for it
+                        continue
                     workers = instance.kind.prepare_cores if work == "prepare" else 1
                     share = (spent.get(work, 0.0) - before.get(work, 0.0)) / self.every_s / workers
                     busy.setdefault(work, []).append(share)

@@ -14,6 +14,7 @@ from triptych.services.pool_manager.settings import PoolManagerSettings
 from triptych.services.router.settings import RouterSettings
 from triptych.services.text.settings import TextSettings
 
+from .host import Host
 from .network import LinkSpeed
 
 
@@ -64,6 +65,8 @@ class Deployment:
     """Whether the pool manager starts and stops instances."""
     control_s: float = 0.0003
     """Time of a message between two processes, in each direction."""
+    host: Host | None = None
+    """The host that all processes share; without one, devices and preparing cores are the instances' own."""
     bytes_per_pixel: float = 0.3
     """Of undecoded images and frames, for their preparation."""
     faults: Sequence[Fault] = field(default=())

@@ -7,7 +7,7 @@ long while its worker stays busy; elsewhere (a real thread, a plain call) ``spen
 import asyncio
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 T = TypeVar("T")
 
@@ -72,14 +72,24 @@ class OneAtATime:
             )
 
 
+class Cores(Protocol):
+    """Processors on which pieces of work take their time."""
+
+    def run(self, cost_s: float) -> asyncio.Future[None]:
+        """Begin a piece of work; the future is done at its end, whether somebody waits or not."""
+        ...
+
+
 class InlineOffload:
     """``ports.Offload`` without threads, with ``workers`` pieces of work at a time.
 
     As with threads, work runs to its end and keeps its worker busy even if the caller is cancelled.
     """
 
-    def __init__(self, workers: int = 1) -> None:
+    def __init__(self, workers: int = 1, cores: Cores | None = None) -> None:
+        """``cores``: which work shares with other work; by default each worker has one of its own."""
         self._slots = asyncio.Semaphore(workers)
+        self._cores = cores
 
     async def run(self, fn: Callable[..., T], /, *args: object) -> T:
         await self._slots.acquire()
@@ -90,7 +100,11 @@ class InlineOffload:
             return fn(*args)
         finally:
             _bill.reset(token)
-            if bill.cost_s > 0:
+            if bill.cost_s > 0 and self._cores is not None:
+                done = self._cores.run(bill.cost_s)
+                done.add_done_callback(lambda _: self._slots.release())
+                await asyncio.shield(done)
+            elif bill.cost_s > 0:
                 loop.call_later(bill.cost_s, self._slots.release)
                 await asyncio.sleep(bill.cost_s)
             else:

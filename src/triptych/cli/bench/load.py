@@ -101,7 +101,7 @@ async def run(
 
     async def send(client: httpx.AsyncClient, planned: Planned, content: bytes, due_s: float) -> None:
         late_s = max(0.0, now_s() - due_s)
-        record = await _ask(client, f"{endpoint.base}/chat/completions", planned, content, due_s)
+        record = await ask(client, f"{endpoint.base}/chat/completions", planned, content, due_s)
         note(replace(record, sent_late_s=late_s))
 
     async with endpoint.client() as client, TaskScope("bench") as scope:
@@ -118,7 +118,8 @@ async def run(
         await scope.drain(endpoint.timeout_s + 60)
 
 
-async def _ask(client: httpx.AsyncClient, url: str, planned: Planned, content: bytes, due_s: float) -> Record:
+async def ask(client: httpx.AsyncClient, url: str, planned: Planned, content: bytes, due_s: float) -> Record:
+    """Send one request now and read its answer. Times count from ``due_s`` on the event loop's clock; failures are in the record."""
     now_s = asyncio.get_running_loop().time
     timeout_s = client.timeout.read
     answer = _Answer()

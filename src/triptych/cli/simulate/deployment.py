@@ -13,7 +13,8 @@ from triptych.cli.placement import DEFAULT_ROLES, placed
 from triptych.cli.presets import PRESETS, Preset, PresetName
 from triptych.cli.profile.analytic import AnalyticModel
 from triptych.cli.service_options import Flags, loaded
-from triptych.domain.device import BadCatalogue, Catalogue, Device, Host
+from triptych.domain.device import BadCatalogue, Catalogue, Device
+from triptych.domain.device import Host as DeviceHost
 from triptych.domain.embedding import DType
 from triptych.domain.instance import ModelInfo
 from triptych.domain.media import MediaInfo, Modality
@@ -22,6 +23,7 @@ from triptych.domain.stage import INSTANCE_NAMES, ModelPart, Role, Stage
 from triptych.engine.checkpoint import DTYPES
 from triptych.families.base import count_tokens
 from triptych.families.model_files import BadModel
+from triptych.files import BadFile, read_toml
 from triptych.policy.batching import MEASURED_SHARE, largest_within
 from triptych.policy.costs import Costs
 from triptych.policy.iteration import ImageBudget
@@ -41,6 +43,7 @@ from triptych.services.encoder.settings import EncoderSettings
 from triptych.services.pool_manager.settings import PoolManagerSettings
 from triptych.services.router.settings import RouterSettings
 from triptych.services.text.settings import TextSettings
+from triptych.sim.host import BadHost, Host
 from triptych.sim.network import LinkSpeed
 from triptych.sim.scenario import Deployment, Fault, InstanceKind
 
@@ -51,6 +54,7 @@ _IMAGE_PX = 448
 _CONTEXT = 512
 """Tokens of each answer beside which a budget is computed."""
 _LINK_S = 0.0003
+_MAX_HOST_NBYTES = 1 << 16
 _NOT_SIMULATED = (
     "--engine=vllm",
     "--vllm-args",
@@ -74,6 +78,8 @@ class Hardware:
     profiles: Path | None
     prepare_cores: int
     control_s: float
+    host: Path | None = None
+    """A description of the host that all processes share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +209,7 @@ class _Making:
             image_budgets=budgets,
             scales=autoscale,
             control_s=self._hardware.control_s,
+            host=None if self._hardware.host is None else _host(self._hardware.host),
             faults=[_fault(text, sizes) for text in faults],
         )
         prices = {device.name: device.price.usd_per_hour for device in devices.values() if device.price is not None}
@@ -241,7 +248,7 @@ class _Making:
                 caller=True,
             )
         self._model.memory(part, target)
-        host: Host = self._catalogue.host
+        host: DeviceHost = self._catalogue.host
         origins = Origins(digest, "", f"triptych simulate --device {target.device.name}")
         if part is ModelPart.ENCODER:
             return encoder_profile(self._model.encoder(target.dtype), target, host, origins)
@@ -300,6 +307,14 @@ def _read(path: Path) -> tuple[Profile, ...]:
     if faults or not profiles:
         raise BadProfile(faults[0] if faults else f"{path}: there is no profile (*.json) in it")
     return tuple(profiles)
+
+
+def _host(path: Path) -> Host:
+    """Raises CliError."""
+    try:
+        return Host.parse(read_toml(path, _MAX_HOST_NBYTES))
+    except (BadFile, BadHost) as error:
+        raise CliError(f"--host {path}: {error}", caller=True) from None
 
 
 def _by_role(text: str, option: str) -> Mapping[Role, str]:

@@ -11,6 +11,7 @@ _LACKING: Mapping[str, Callable[[Deployment], bool]] = {
     "instances that switch": lambda deployment: any(
         settings.switchable is not None for settings in deployment.texts.values()
     ),
+    "a host's cores": lambda deployment: deployment.host is not None,
     "faults": lambda deployment: bool(deployment.faults),
     "dispatch=prefix": lambda deployment: deployment.router.policies.dispatch != "complete",
     "lending": lambda deployment: deployment.router.policies.lending != "always",

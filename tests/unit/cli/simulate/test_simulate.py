@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import signal
+import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -286,6 +287,25 @@ def test_a_cluster_that_does_not_start_in_a_process_is_one_line(config: Path) ->
     slow = ("--control-ms", 1000, "--control-timeout-s", 0.5)
     said = triptych("--model", config, *SHORT, "--seeds", 2, *slow, status=2)
     assert "the cluster cannot be simulated: it does not get ready in time" in said
+
+
+def test_processes_of_one_host_share_its_cores(config: Path, tmp_path: Path) -> None:
+    results, host = tmp_path / "results.json", tmp_path / "host.toml"
+
+    def mean_s(text: str) -> float:
+        host.write_text(text)
+        triptych(
+            "--model", config, "--device", "a100-80", "--roles", "EPD:3", *SHORT, "--host", host, "--json", results
+        )
+        [run] = json.loads(results.read_text())["runs"]
+        return float(statistics.mean(request["e2e_s"] for request in run["requests"]))
+
+    many, one = mean_s("cores = 32"), mean_s("cores = 1")
+    assert one > 1.3 * many
+    assert mean_s("cores = 32\n[gateway]\nrequest = [0.02, 0.02]") == pytest.approx(many + 0.02, abs=0.008)
+    host.write_text("cores = 2\n[gateway]\nitems = 1\n")
+    said = triptych("--model", config, "--rate", 1, "--host", host, status=2)
+    assert "there is no gateway.items; there are end, item, item_end, message, request" in said
 
 
 def test_options_come_from_a_file_and_are_overridden(config: Path, tmp_path: Path) -> None:

@@ -1,0 +1,247 @@
+"""What services take beside engines, of one model on this machine: measured on a cluster of an encoder and a text instance, for
+``triptych simulate --host``.
+
+Requests of three kinds (text and a token, text and a longer answer, an image and a token) come one at a time, then eight together. The CPU time of each
+process, but for what idle ones take and what the profile has for the engine, is divided among requests, items, messages, steps and sequences.
+"""
+
+import asyncio
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from benchmarks.fidelity_live import CLIENT, ENCODER, GATEWAY, ROUTER, TEXT, Live, Watched
+from triptych.domain.profile import Profile
+from triptych.domain.stage import ModelPart
+from triptych.policy.costs import Costs
+from triptych.sim.host import Cost, EncoderCosts, FrontCosts, Host, TextCosts
+from triptych.workload.report import Record
+from triptych.workload.requests import Planned, Size
+
+IDLE_S = 3.0
+TOGETHER = 8
+ANSWER = 33
+CONTROL_S = 0.0001
+"""Taken to be the time of a message between two processes beside their CPU time."""
+HOPS = 6
+"""Such messages before a lone request's first token: from the client to the text instance and back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What the requests of one kind took, each; seconds. CPU time without that of idle processes."""
+
+    kind: str
+    requests: int
+    prompt_tokens: float
+    tokens: int
+    cpu_s: Mapping[str, float]
+    """By kind of process."""
+    ttft_s: float
+    tpot_s: float
+    """Medians."""
+    stages_s: Mapping[str, float]
+    """Means."""
+    foreign_cores: float
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """An image of the calibration."""
+
+    tokens: int
+    """Of its embedding."""
+    nbytes: int
+    """Undecoded."""
+    pixels: int
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Of one model."""
+
+    idle_cores: Mapping[str, float]
+    """What processes take while nothing is asked, by their kind."""
+    taken: Mapping[str, Taken]
+    """By kind of requests."""
+
+    def host(self, profiles: Mapping[ModelPart, Profile], image: Item, cores: int) -> Host:
+        """For the simulator. ``image``: the items of the kinds that have one."""
+        decoder, encoder = Costs(profiles[ModelPart.DECODER]), Costs(profiles[ModelPart.ENCODER])
+        alone, together = (
+            _Kinds(self.taken, decoder, encoder, image, 1),
+            _Kinds(self.taken, decoder, encoder, image, TOGETHER),
+        )
+        sequence_s = max(0.0, (together.step_s - alone.step_s) / (TOGETHER - 1))
+        step_s = max(0.0, alone.step_s - sequence_s)
+        before, item_before = alone.before(step_s + sequence_s), alone.item_before
+        encoder_before = alone.encoder_before
+
+        def cost(of: Callable[[_Kinds], float]) -> Cost:
+            """Of eight that come together the first comes alone."""
+            first_s, mean_s = of(alone), of(together)
+            return Cost(max(0.0, first_s), max(0.0, (TOGETHER * mean_s - first_s) / (TOGETHER - 1)))
+
+        def front(process: str) -> FrontCosts:
+            return FrontCosts(
+                request=cost(lambda kinds: before * kinds.request_s(process)),
+                item=cost(lambda kinds: item_before * kinds.item_s(process)),
+                message=cost(lambda kinds: kinds.message_s(process)),
+                end=cost(lambda kinds: (1 - before) * kinds.request_s(process)),
+                item_end=cost(lambda kinds: (1 - item_before) * kinds.item_s(process)),
+            )
+
+        text = TextCosts(
+            request=cost(lambda kinds: before * kinds.text_request_s(step_s, sequence_s)),
+            item=cost(lambda kinds: item_before * kinds.text_item_s),
+            end=cost(lambda kinds: (1 - before) * kinds.text_request_s(step_s, sequence_s)),
+            step_s=step_s,
+            sequence_s=sequence_s,
+        )
+        return Host(
+            cores=cores - sum(self.idle_cores.values()),
+            client=front(CLIENT),
+            gateway=front(GATEWAY),
+            router=front(ROUTER),
+            text=text,
+            encoder=EncoderCosts(
+                item=cost(lambda kinds: encoder_before * kinds.encoder_item_s),
+                end=cost(lambda kinds: (1 - encoder_before) * kinds.encoder_item_s),
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Kinds:
+    """The kinds of requests that came alone, or so many ``together``: what each part of a request took on average."""
+
+    taken: Mapping[str, Taken]
+    decoder: Costs
+    encoder: Costs
+    image: Item
+    together: int
+
+    def _of(self, kind: str) -> Taken:
+        return self.taken[kind if self.together == 1 else f"{kind}s"]
+
+    def message_s(self, process: str) -> float:
+        return (self._of("answer").cpu_s[process] - self._of("text").cpu_s[process]) / (ANSWER - 1)
+
+    def request_s(self, process: str) -> float:
+        return self._of("text").cpu_s[process] - self.message_s(process)
+
+    def item_s(self, process: str) -> float:
+        return self._of("image").cpu_s[process] - self._of("text").cpu_s[process]
+
+    @property
+    def step_s(self) -> float:
+        """Of a step of the text instance beside its engine's."""
+        answer = self._of("answer")
+        context = answer.prompt_tokens + ANSWER / 2
+        return self.together * self.message_s(TEXT) - self.decoder.decode_s(self.together, context).value
+
+    def _prefill_s(self, kind: str) -> float:
+        """Of one prompt's share in a step of all."""
+        prompts = [(self._of(kind).prompt_tokens, 0.0)] * self.together
+        return self.decoder.step_s(0, 0, prompts).value / self.together
+
+    def text_request_s(self, step_s: float, sequence_s: float) -> float:
+        return self._of("text").cpu_s[TEXT] - self._prefill_s("text") - step_s / self.together - sequence_s
+
+    @property
+    def text_item_s(self) -> float:
+        return self.item_s(TEXT) - self._prefill_s("image") + self._prefill_s("text")
+
+    @property
+    def _engine_s(self) -> float:
+        """Of an item, what the encoder's profile has."""
+        prepare_s = self.encoder.prepare_s(self.image.nbytes, self.image.pixels).value
+        return prepare_s + self.encoder.encode_s(self.image.tokens, self.together).value / self.together
+
+    @property
+    def encoder_item_s(self) -> float:
+        return self._of("image").cpu_s[ENCODER] - self._engine_s
+
+    @property
+    def encoder_before(self) -> float:
+        """As ``before``, of what an item takes at the encoder: what of its stage is not known otherwise."""
+        return _share(self._of("image").stages_s["encode"] - 2 * CONTROL_S - self._engine_s, self.encoder_item_s)
+
+    @property
+    def item_before(self) -> float:
+        """As ``before``, of what an item takes: the time that the encoder and the pull add are known."""
+        image, text = self._of("image"), self._of("text")
+        known_s = image.stages_s["encode"] + image.stages_s["pull"] + self._prefill_s("image") - self._prefill_s("text")
+        all_s = sum(self.item_s(process) for process in (CLIENT, GATEWAY, ROUTER)) + self.text_item_s
+        return _share(image.ttft_s - text.ttft_s - known_s, all_s)
+
+    def before(self, lone_step_s: float) -> float:
+        """Of what lone requests take outside engines, the share that comes before the first token: what of the time to it is not known
+        otherwise.
+        """
+        text = self._of("text")
+        messages_s = sum(self.message_s(process) for process in (CLIENT, GATEWAY, ROUTER))
+        known_s = messages_s + self._prefill_s("text") + lone_step_s + HOPS * CONTROL_S
+        all_s = sum(self.request_s(process) for process in (CLIENT, GATEWAY, ROUTER))
+        all_s += self.text_request_s(lone_step_s, 0.0)
+        return _share(text.ttft_s - known_s, all_s)
+
+
+def toml(host: Host) -> str:
+    """As ``triptych simulate --host`` reads it."""
+    lines: list[str] = []
+    for name, value in asdict(host).items():
+        if isinstance(value, dict):
+            lines += ["", f"[{name}]"]
+            lines += [
+                f"{key} = {[round(one, 7) for one in cost.values()] if isinstance(cost, dict) else round(cost, 7)}"
+                for key, cost in value.items()
+            ]
+        else:
+            lines.append(f"{name} = {value:.4f}")
+    return "\n".join(lines)
+
+
+def _share(part_s: float, whole_s: float) -> float:
+    """From 0 to 1, as both are measured; all of a whole that is nothing."""
+    return min(1.0, max(0.0, part_s / whole_s)) if whole_s > 0 else 1.0
+
+
+async def measure(live: Live, image: Size, words: int, *, requests: int) -> Calibration:
+    """``words``: of each prompt; ``requests``: of the first kind."""
+    before = await live.watched()
+    await asyncio.sleep(IDLE_S)
+    idle = (await live.watched()).since(before)
+    idle_cores = {kind: spent_s / idle.at_s for kind, spent_s in idle.cpu_s.items()}
+
+    def planned(images: int, tokens: int, number: int) -> list[Planned]:
+        return [Planned(0.0, words, (image,) * images, tokens)] * number
+
+    kinds = {
+        f"{name}{'' if together == 1 else 's'}": (planned(images, tokens, requests), together)
+        for together in (1, TOGETHER)
+        for name, images, tokens in (("text", 0, 1), ("answer", 0, ANSWER), ("image", 1, 1))
+    }
+    taken: dict[str, Taken] = {}
+    for kind, (wanted, together) in kinds.items():
+        await live.send_in_groups(wanted[:8], f"warm {kind}", together=together)
+        began = await live.watched()
+        records = await live.send_in_groups(wanted, f"calibration {kind}", together=together)
+        taken[kind] = _taken(kind, records, (await live.watched()).since(began), idle_cores)
+    return Calibration(idle_cores, taken)
+
+
+def _taken(kind: str, records: Sequence[Record], watched: Watched, idle_cores: Mapping[str, float]) -> Taken:
+    number = len(records)
+    own = {name: (spent_s - idle_cores[name] * watched.at_s) / number for name, spent_s in watched.cpu_s.items()}
+    return Taken(
+        kind,
+        number,
+        statistics.mean(record.prompt_tokens for record in records),
+        records[0].tokens,
+        own,
+        statistics.median(record.ttft_s or 0.0 for record in records),
+        statistics.median(record.tpot_s or 0.0 for record in records),
+        {stage: sum_s / max(1.0, watched.requests) for stage, sum_s in watched.stages_s.items()},
+        watched.foreign_cores,
+    )

@@ -1,0 +1,379 @@
+"""What ``fidelity.py`` compares: figures of a run, errors of predictions, aims, and the order of placements."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from typing import Any
+
+from triptych.workload.report import Objectives, Record, percentile
+
+ATTAINMENT = 0.9
+AIMS = {"p50": 0.10, "p90": 0.10, "p99": 0.15}
+"""Relative errors."""
+GOODPUT_AIM = 0.10
+LEAST_FOR_P99 = 200
+"""Requests; of fewer a P99 is shown and not judged."""
+UNDISTURBED = 0.1
+"""Cores that others take, below which a run counts as undisturbed."""
+APART = 0.10
+"""Placements that differ by more are in an order."""
+AGAIN = -1
+"""The round of a cell that is repeated."""
+ALL = "all"
+"""The class of all requests."""
+
+Percentiles = Mapping[str, float]
+"""``p50``, ``p90`` and ``p99``, seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClassFigures:
+    """Of the requests of one class."""
+
+    requests: int
+    ttft_s: Percentiles
+    tpot_s: Percentiles
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Of one run."""
+
+    failed: int
+    classes: Mapping[str, ClassFigures]
+    attainment: float
+
+    @classmethod
+    def of(cls, records: Sequence[Record], objectives: Objectives) -> "Figures":
+        """Raises ValueError if no request was answered."""
+        good = [record for record in records if record.ok]
+        if not good:
+            raise ValueError("no request was answered")
+        kinds = sorted({record.planned.kind for record in good})
+        classes = {ALL: good}
+        if len(kinds) > 1:
+            classes |= {kind: [record for record in good if record.planned.kind == kind] for kind in kinds}
+        return cls(
+            len(records) - len(good),
+            {name: _class(some) for name, some in classes.items()},
+            sum(objectives.met(record) for record in records) / len(records),
+        )
+
+
+def _class(records: Sequence[Record]) -> ClassFigures:
+    ttft_s = [record.ttft_s for record in records if record.ttft_s is not None]
+    tpot_s = [record.tpot_s for record in records if record.tpot_s is not None]
+    return ClassFigures(len(records), _percentiles(ttft_s), _percentiles(tpot_s))
+
+
+def _percentiles(values: Sequence[float]) -> Percentiles:
+    return {name: percentile(values, int(name[1:])) for name in AIMS} if values else {}
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What is predicted and run. ``share``: of the capacity."""
+
+    model: str
+    placement: str
+    mix: str
+    share: float
+
+    def __str__(self) -> str:
+        return f"{self.model}, {self.placement}, {self.mix}, {self.share:.0%}"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A run of a cell, and what was predicted of it."""
+
+    cell: Cell
+    round: int
+    rate: float
+    measured: Figures
+    predicted: Figures
+    stages_s: Mapping[str, tuple[float, float]]
+    """Means over the requests, measured and predicted."""
+    cores: tuple[float, float]
+    """That the cluster and its client took, measured and predicted."""
+    foreign_cores: float
+    """That others took meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Error:
+    """Of one figure: ``predicted / measured - 1``, of the medians over rounds."""
+
+    cell: Cell
+    of: str
+    """Class of requests."""
+    figure: str
+    """``ttft p50``."""
+    measured: float
+    predicted: float
+    judged: bool
+    """Whether there were enough requests."""
+
+    @property
+    def error(self) -> float:
+        return self.predicted / self.measured - 1
+
+    @property
+    def within_aim(self) -> bool:
+        return abs(self.error) <= AIMS[self.figure.split()[1]]
+
+
+def errors(results: Sequence[Result]) -> list[Error]:
+    """Of all cells, in their order."""
+    found: list[Error] = []
+    for cell, of_cell in by_cell(results).items():
+        for name, first in of_cell[0].measured.classes.items():
+            for metric in ("ttft", "tpot"):
+                for quantile in AIMS:
+                    pairs = list(_pairs(of_cell, name, f"{metric}_s", quantile))
+                    if pairs:
+                        measured, predicted = (middle([pair[at] for pair in pairs]) for at in (0, 1))
+                        judged = quantile != "p99" or first.requests >= LEAST_FOR_P99
+                        found.append(Error(cell, name, f"{metric} {quantile}", measured, predicted, judged))
+    return found
+
+
+def by_cell(results: Sequence[Result]) -> dict[Cell, list[Result]]:
+    cells: dict[Cell, list[Result]] = {}
+    for result in results:
+        if result.round != AGAIN:
+            cells.setdefault(result.cell, []).append(result)
+    return cells
+
+
+def _pairs(results: Sequence[Result], name: str, metric: str, quantile: str) -> Iterator[tuple[float, float]]:
+    """Measured and predicted, of each round that has both."""
+    for result in results:
+        both = [figures.classes.get(name) for figures in (result.measured, result.predicted)]
+        values = [getattr(one, metric).get(quantile) for one in both if one is not None]
+        if len(values) == 2 and all(values):
+            yield values[0], values[1]
+
+
+def middle(values: Sequence[float]) -> float:
+    return percentile(values, 50)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Two placements under the same requests, whose measured figure differs by more than ``APART``."""
+
+    model: str
+    mix: str
+    share: float
+    figure: str
+    better: str
+    """As measured: the one with less."""
+    worse: str
+    measured: float
+    """How many times as much the worse one has."""
+    predicted: float
+
+    @property
+    def right(self) -> bool:
+        return self.predicted > 1
+
+
+def orders(found: Sequence[Error]) -> list[Order]:
+    """Of the figures of all requests."""
+    at: dict[tuple[str, str, float, str], dict[str, Error]] = {}
+    for error in found:
+        if error.of == ALL and error.judged:
+            cell = error.cell
+            at.setdefault((cell.model, cell.mix, cell.share, error.figure), {})[cell.placement] = error
+    made: list[Order] = []
+    for place, placements in at.items():
+        for one, other in combinations(placements, 2):
+            better, worse = sorted((one, other), key=lambda name: placements[name].measured)
+            measured = placements[worse].measured / placements[better].measured
+            if measured > 1 + APART:
+                predicted = placements[worse].predicted / placements[better].predicted
+                made.append(Order(*place, better, worse, measured, predicted))
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class Goodput:
+    """Highest rate at which ``ATTAINMENT`` of the requests meet the objectives, between the loads of a placement and mix."""
+
+    model: str
+    placement: str
+    mix: str
+    measured: float
+    predicted: float
+    highest: float
+    """The highest rate that was offered: a goodput as high may be higher."""
+
+    @property
+    def error(self) -> float:
+        return self.predicted / self.measured - 1 if self.measured else float("inf") * (self.predicted > 0 or -0.0)
+
+
+def goodputs(results: Sequence[Result]) -> list[Goodput]:
+    """Of placements and mixes with several loads."""
+    of: dict[tuple[str, str, str], list[Result]] = {}
+    for result in (one for some in by_cell(results).values() for one in some):
+        of.setdefault((result.cell.model, result.cell.placement, result.cell.mix), []).append(result)
+    made = []
+    for place, some in of.items():
+        rates = sorted({result.cell.share for result in some})
+        if len(rates) < 2:
+            continue
+        measured, predicted = (
+            highest_rate(
+                [
+                    (
+                        middle([one.rate for one in some if one.cell.share == share]),
+                        middle([getattr(one, figures).attainment for one in some if one.cell.share == share]),
+                    )
+                    for share in rates
+                ]
+            )
+            for figures in ("measured", "predicted")
+        )
+        made.append(Goodput(*place, measured, predicted, max(one.rate for one in some)))
+    return made
+
+
+def highest_rate(attained: Sequence[tuple[float, float]]) -> float:
+    """Where attainment, linear between these rates and all of the requests at none, falls below ``ATTAINMENT``."""
+    before = (0.0, 1.0)
+    for rate, share in attained:
+        if share < ATTAINMENT:
+            return before[0] + (rate - before[0]) * (before[1] - ATTAINMENT) / (before[1] - share)
+        before = (rate, share)
+    return before[0]
+
+
+def drifts(results: Sequence[Result]) -> list[dict[str, object]]:
+    """How far the repetitions of cells are from their first runs: nothing can be predicted better."""
+    found: list[dict[str, object]] = []
+    for again in (result for result in results if result.round == AGAIN):
+        first = by_cell(results)[again.cell][0]
+        changes = {
+            f"{metric} {quantile}": getattr(again.measured.classes[ALL], f"{metric}_s")[quantile]
+            / getattr(first.measured.classes[ALL], f"{metric}_s")[quantile]
+            - 1
+            for metric in ("ttft", "tpot")
+            for quantile in AIMS
+        }
+        found.append({"cell": str(again.cell), **{name: round(change, 3) for name, change in changes.items()}})
+    return found
+
+
+def document(results: Sequence[Result]) -> dict[str, Any]:
+    """All figures, and what is compared."""
+    found = errors(results)
+    return {
+        "cells": [
+            {
+                **asdict(cell),
+                "rate": middle([result.rate for result in of_cell]),
+                "requests": of_cell[0].measured.classes[ALL].requests,
+                "rounds": len(of_cell),
+                "failed": sum(result.measured.failed for result in of_cell),
+                "attainment": [
+                    middle([getattr(result, side).attainment for result in of_cell])
+                    for side in ("measured", "predicted")
+                ],
+                "cores": [middle([result.cores[at] for result in of_cell]) for at in (0, 1)],
+                "foreign_cores": middle([result.foreign_cores for result in of_cell]),
+                "stages_ms": {
+                    stage: [1e3 * middle([result.stages_s[stage][at] for result in of_cell]) for at in (0, 1)]
+                    for stage in of_cell[0].stages_s
+                },
+                "errors": [
+                    {
+                        "class": error.of,
+                        "figure": error.figure,
+                        "measured_ms": 1e3 * error.measured,
+                        "predicted_ms": 1e3 * error.predicted,
+                        "error": error.error,
+                        "within": error.within_aim if error.judged else None,
+                    }
+                    for error in found
+                    if error.cell == cell
+                ],
+            }
+            for cell, of_cell in by_cell(results).items()
+        ],
+        "goodput": [{**asdict(one), "error": one.error} for one in goodputs(results)],
+        "orders": [{**asdict(order), "right": order.right} for order in orders(found)],
+        "drifts": drifts(results),
+        "summary": [
+            {"cells": name, **row}
+            for name, some in (
+                ("all", results),
+                ("undisturbed", [result for result in results if result.foreign_cores < UNDISTURBED]),
+            )
+            for row in summary(errors(some), goodputs(some), orders(errors(some)))
+        ],
+    }
+
+
+def summary(found: Sequence[Error], rates: Sequence[Goodput], order: Sequence[Order]) -> list[dict[str, Any]]:
+    """By model and figure: how many are within aim, and how large errors are."""
+    rows: list[dict[str, Any]] = []
+    for model in dict.fromkeys(error.cell.model for error in found):
+        for figure in dict.fromkeys(error.figure for error in found):
+            some = [error for error in found if (error.cell.model, error.figure) == (model, figure) and error.judged]
+            if some:
+                sizes = sorted(abs(error.error) for error in some)
+                rows.append(_row(model, figure, sum(error.within_aim for error in some), sizes))
+        some_rates = [one for one in rates if one.model == model]
+        if some_rates:
+            sizes = sorted(abs(one.error) for one in some_rates)
+            rows.append(_row(model, "goodput", sum(size <= GOODPUT_AIM for size in sizes), sizes))
+        some_orders = [one for one in order if one.model == model]
+        if some_orders:
+            rows.append(_row(model, "order", sum(one.right for one in some_orders), [0.0] * len(some_orders)))
+    return rows
+
+
+def _row(model: str, figure: str, within: int, sizes: Sequence[float]) -> dict[str, Any]:
+    return {
+        "model": model,
+        "figure": figure,
+        "within": within,
+        "of": len(sizes),
+        "median": None if figure == "order" else middle(sizes),
+        "worst": None if figure == "order" else max(sizes),
+    }
+
+
+def show(compared: Mapping[str, Any]) -> None:
+    """Print every error, the order of placements, and the summary."""
+    for cell in compared["cells"]:
+        measured, predicted = cell["attainment"]
+        print(
+            f"{cell['model']}, {cell['placement']}, {cell['mix']}, {cell['share']:.0%}: {cell['rate']:.2f} requests/s, {cell['requests']} requests, "
+            f"{cell['failed']} failed; {cell['cores'][0]:.2f} cores, predicted {cell['cores'][1]:.2f}, {cell['foreign_cores']:.2f} by others; "
+            f"in time {measured:.1%}, predicted {predicted:.1%}"
+        )
+        for error in cell["errors"]:
+            mark = {None: "not judged", True: "", False: "beyond the aim"}[error["within"]]
+            print(
+                f"    {error['class']:>6} {error['figure']}: {error['measured_ms']:8.2f} ms, predicted {error['predicted_ms']:8.2f}: {error['error']:+.1%} {mark}"
+            )
+        stages = (f"{stage} {values[0]:.2f}, {values[1]:.2f}" for stage, values in cell["stages_ms"].items())
+        print(f"    means, measured and predicted, ms: {'; '.join(stages)}")
+    for one in compared["goodput"]:
+        print(
+            f"goodput of {one['model']}, {one['placement']}, {one['mix']}: {one['measured']:.2f}, predicted {one['predicted']:.2f}: {one['error']:+.1%}"
+            f"{' (the highest rate offered)' if one['measured'] == one['highest'] else ''}"
+        )
+    for order in compared["orders"]:
+        print(
+            f"{order['model']}, {order['mix']}, {order['share']:.0%}, {order['figure']}: {order['worse']} has {order['measured']:.2f} times {order['better']}'s, "
+            f"predicted {order['predicted']:.2f}{'' if order['right'] else ': WRONG ORDER'}"
+        )
+    for drift in compared["drifts"]:
+        print(f"repeated: {drift}")
+    for row in compared["summary"]:
+        sizes = "" if row["median"] is None else f"; errors: median {row['median']:.1%}, worst {row['worst']:.1%}"
+        print(f"{row['cells']}: {row['model']}, {row['figure']}: {row['within']} of {row['of']} within aim{sizes}")
