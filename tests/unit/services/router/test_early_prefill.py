@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from random import Random
 
 import pytest
 
@@ -75,17 +76,18 @@ async def test_of_two_instances_the_one_with_the_beginning_gets_the_request() ->
 async def test_a_beginning_is_as_urgent_as_the_share_of_its_tenant_allows() -> None:
     async with early() as made:
         await collect(made.router, replace(two_images("other"), tenant=Tenant("other")))
-        many = [
-            replace(
-                ask(f"hog{seed}", [image(seed, SIDE_PX), image(-seed, SIDE_PX)], timeout_s=60.0), tenant=Tenant("hog")
-            )
-            for seed in range(2, 32)
-        ]
-        await asyncio.gather(*(collect(made.router, request) for request in many))
+        arrivals = Random(1)
+
+        async def hog(seed: int) -> None:
+            await asyncio.sleep(0.2 * arrivals.random())
+            asked = ask(f"hog{seed}", [image(seed, SIDE_PX), image(-seed, SIDE_PX)], timeout_s=60.0)
+            await collect(made.router, replace(asked, tenant=Tenant("hog")))
+
+        await asyncio.gather(*map(hog, range(2, 102)))
         beginnings = [request for request in made.texts[0].requests if request.early]
         beyond = {request.request_id for request in beginnings if request.position.behind_s > AGEING_S / 2}
         assert "other" not in beyond
-        assert beyond
+        assert 0 < len(beyond) < len(beginnings) - 1, "some of the hog's are within its share"
 
 
 @virtual
