@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from triptych.domain.chat import ChatRequest
-from triptych.domain.embedding import LeaseId, Ticket
+from triptych.domain.embedding import Ticket
 from triptych.domain.encoding import EncodeRequest, LeaseRequest
 from triptych.domain.instance import ModelInfo
 from triptych.domain.reasons import shown
@@ -52,6 +52,7 @@ from triptych.machine.router.shared_events import (
     ItemEncoded,
     Release,
     TextWanted,
+    released_together,
 )
 from triptych.ports import Clock
 from triptych.runtime import tracing
@@ -250,13 +251,7 @@ class RequestTask(ABC):
                 case _:
                     self._cluster.feed(effect)
         for name, group in releases.items():
-            lease_ids: list[LeaseId] = []
-            credits_: list[int] = []
-            for release in group:
-                lease_ids += release.lease_ids
-                if release.credit is not None:
-                    credits_.append(release.credit)
-            self._cluster.release(name, tuple(lease_ids), tuple(credits_))
+            self._cluster.release(name, *released_together(group))
 
     def _start(self, work: Call, name: str, credit: int | None = None) -> asyncio.Task[None]:
         if self._group is None:

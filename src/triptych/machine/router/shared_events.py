@@ -2,7 +2,7 @@
 its number, a call by the number of its credit (an item at an encoder, or the request at a text instance).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import field
 from math import inf
 
@@ -257,3 +257,14 @@ class Release:
     credit: int | None
     lease_ids: tuple[LeaseId, ...]
     reason: str = ""
+
+
+def released_together(releases: Iterable[Release]) -> tuple[tuple[LeaseId, ...], tuple[int, ...]]:
+    """The leases and the credits of several releases at one instance, for one call."""
+    lease_ids: list[LeaseId] = []
+    credits_: list[int] = []
+    for release in releases:
+        lease_ids += release.lease_ids
+        if release.credit is not None:
+            credits_.append(release.credit)
+    return tuple(lease_ids), tuple(credits_)

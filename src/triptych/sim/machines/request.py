@@ -4,7 +4,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from triptych.domain.embedding import LeaseId, Ticket
+from triptych.domain.embedding import Ticket
 from triptych.domain.encoding import EncodeResult
 from triptych.domain.generation import Finished, Ready
 from triptych.domain.item_plan import ItemPlan
@@ -26,7 +26,7 @@ from triptych.machine.router.request_events import (
     Resolved,
     TextReported,
 )
-from triptych.machine.router.shared_events import CallFailed, FirstToken, ItemEncoded, Release
+from triptych.machine.router.shared_events import CallFailed, FirstToken, ItemEncoded, Release, released_together
 
 from .encoder import EncodeCall, nobody
 from .text import TextCall, TextCaller
@@ -144,7 +144,7 @@ class SimRequest:
                 router.answering(self)
         self._feeding = False
 
-    def _apply(self, effects: list[RequestEffect]) -> None:  # noqa: C901, PLR0912 - one dispatch
+    def _apply(self, effects: list[RequestEffect]) -> None:
         router, agenda = self._router, self._router.agenda
         releases: dict[str, list[Release]] = {}
         for effect in effects:
@@ -174,13 +174,7 @@ class SimRequest:
                 case _:
                     router.feed(effect)
         for name, group in releases.items():
-            lease_ids: list[LeaseId] = []
-            credits_: list[int] = []
-            for release in group:
-                lease_ids += release.lease_ids
-                if release.credit is not None:
-                    credits_.append(release.credit)
-            router.release(name, tuple(lease_ids), tuple(credits_))
+            router.release(name, *released_together(group))
 
     def _feed_if_running(self, event: RequestEvent) -> None:
         if not self.machine.phase.has_ended:
