@@ -186,7 +186,7 @@ def test_items_are_split_over_encoders_alike() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["by-need", "always"])
-def test_answers_are_handed_over_by_the_same_rule(rule: str) -> None:
+def test_keys_and_values_are_transferred_by_the_same_rule(rule: str) -> None:
     router = {"policies": {"kv_transfer": rule}}
     first, second = both(deployment({Role.E: 1, Role.PD: 3}, router=router), plan(30.0, 120))
     assert any(timeline.prefill_instance for timeline in first.timelines if timeline is not None)
