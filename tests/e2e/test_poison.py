@@ -20,18 +20,18 @@ _HOOK = f"""
 import os, sys
 if any(argument.endswith("triptych.services.text") for argument in sys.orig_argv):
     from triptych.errors import InstanceLost
-    from triptych.engine.delay import DelayTextEngine
-    start = DelayTextEngine._start
+    from triptych.machine.text.counted_batch import CountedBatch
+    start = CountedBatch._start
 
-    def start_or_end(engine, one):
-        started = start(engine, one)
-        if one.limit == {_POISON_TOKENS}:
+    def start_or_end(batch, sequence):
+        started = start(batch, sequence)
+        if sequence.limit == {_POISON_TOKENS}:
             if os.environ["POISON"] == "silent":
                 os._exit(3)
             raise InstanceLost("the engine has failed: ValueError: no such head size") from ValueError("no such head size")
         return started
 
-    DelayTextEngine._start = start_or_end
+    CountedBatch._start = start_or_end
 """
 
 
