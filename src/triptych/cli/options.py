@@ -116,7 +116,7 @@ class failures:  # noqa: N801 - used as a statement
 
             if isinstance(error, WorkloadError):
                 _fail(str(error), 2)
-        if isinstance(error, KeyboardInterrupt):
+        if isinstance(error, KeyboardInterrupt | asyncio.CancelledError):
             raise typer.Exit(_INTERRUPTED) from None
 
 

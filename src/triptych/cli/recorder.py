@@ -1,8 +1,10 @@
 """``triptych workload record``: follows the routers of a cluster, and writes a line for each request that has ended."""
 
 import asyncio
+import signal
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
@@ -150,9 +152,9 @@ _EARLIER, _RUNNING = "had come before", "still ran"
 
 
 async def record(job: Job, console: Console) -> bool:
-    """Record until the duration is over, or Ctrl-C, which cancels it. Returns whether nothing was missed. Raises CliError.
+    """Record until the duration is over, or SIGINT or SIGTERM, which cancel it. Returns whether nothing was missed. Raises CliError.
 
-    After the duration it waits for the requests that came within it. Without one, Ctrl-C is the end; else it raises CancelledError.
+    After the duration it waits for the requests that came within it. Without one, a signal is the end; else it raises CancelledError.
     """
     loop = asyncio.get_running_loop()
     async with httpx.AsyncClient(trust_env=False, timeout=_TIMEOUT_S) as http:
@@ -163,7 +165,8 @@ async def record(job: Job, console: Console) -> bool:
                 names = ", ".join(source.url for source in sources)
                 until = "" if job.duration_s is None else f", for {job.duration_s:g} s"
                 console.print(f"recording the requests of {names}{until}; Ctrl-C ends it", soft_wrap=True)
-                is_whole = await _follow(recording, http, console, job.duration_s)
+                with _cancelled_by_signals():
+                    is_whole = await _follow(recording, http, console, job.duration_s)
         except OSError as error:
             raise CliError(f"cannot write {job.out}: {error.strerror}", caller=False) from None
     _summarize(recording, job.out, console)
@@ -172,8 +175,22 @@ async def record(job: Job, console: Console) -> bool:
     return not (recording.missed or recording.faults)
 
 
+@contextmanager
+def _cancelled_by_signals() -> Iterator[None]:
+    """SIGINT cancels the task where a shell's background jobs ignore it too."""
+    loop, task, signals = asyncio.get_running_loop(), asyncio.current_task(), (signal.SIGINT, signal.SIGTERM)
+    assert task is not None  # noqa: S101 - in a task
+    for number in signals:
+        loop.add_signal_handler(number, task.cancel)
+    try:
+        yield
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
+
+
 async def _follow(recording: _Recording, http: httpx.AsyncClient, console: Console, duration_s: float | None) -> bool:
-    """Returns whether the duration was over before Ctrl-C."""
+    """Returns whether the duration was over before a signal."""
     is_whole = True
     try:
         await _until(recording, http, console, duration_s)

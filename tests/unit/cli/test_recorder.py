@@ -19,6 +19,8 @@ from triptych.cli.recorder import Job, record
 from triptych.runtime import admin
 from triptych.workload.requests import TEMPLATE_TOKENS
 
+pytestmark = pytest.mark.slow  # routers are asked each second
+
 CHAT = {
     "came_s": 0.0,
     "outcome": "done",

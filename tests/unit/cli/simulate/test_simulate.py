@@ -414,6 +414,7 @@ def test_several_seeds_count_for_the_rate_that_was_asked_for(config: Path, tmp_p
     assert document["goodput_rps"] == 2.2
 
 
+@pytest.mark.extended
 def test_roles_are_switched_between_all_stages(config: Path) -> None:
     said = triptych(
         *("--model", config, "--device", "a100-80", "--roles", "E:1,P:3,D:1", "--switch-roles", "--rate", 8),
