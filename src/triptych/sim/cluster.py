@@ -452,9 +452,9 @@ class SimCluster:
     async def close(self) -> None:
         if self.router is not None:
             self.router.close()
-        await self.scope.close()
         for node in self.nodes.values():
             await node.end()
+        await self.scope.close()
 
 
 def _refuse_grammars(_: object) -> Any:

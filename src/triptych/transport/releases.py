@@ -30,8 +30,11 @@ class Releases:
         holder = ticket.held_by
         pending = self._pending.get(holder)
         if pending is None:
+            try:
+                self._scope.spawn(self._flush(holder), name="release-leases")
+            except RuntimeError:  # the process ends, and leases expire
+                return
             pending = self._pending[holder] = []
-            self._scope.spawn(self._flush(holder), name="release-leases")
             self._all_released.clear()
         if len(pending) < _MAX_PENDING:
             pending.append(ticket.lease_id)

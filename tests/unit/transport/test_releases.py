@@ -55,6 +55,23 @@ def test_leases_released_during_a_call_are_batched_in_the_next() -> None:
     under_virtual_time(scenario)
 
 
+def test_where_the_process_ends_leases_are_left_to_expire() -> None:
+    async def scenario() -> None:
+        async with encoder_instance() as instance:
+            scope = TaskScope("test")
+            back = Releases(
+                pool(encoder=ReleaseRecorder(Link[Encoder]("encoder", instance.service))), scope=scope, timeout_s=1.0
+            )
+            [[_, result]] = await encode_and_keep_only_tickets(instance, "cat")
+            await scope.close()
+            back.add(result.ticket)
+            await back.released()
+            await asyncio.sleep(result.ticket.lease_s + 5.0)
+            assert instance.store.memory.leases == 0
+
+    under_virtual_time(scenario)
+
+
 @pytest.mark.parametrize("gone", [True, False])
 def test_an_unresponsive_holder_delays_no_other_and_its_leases_expire(*, gone: bool) -> None:
     async def scenario() -> None:
