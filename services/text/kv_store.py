@@ -151,12 +151,8 @@ class KvStore:
 
     def grant(self, key: bytes, segment: KvSegment, choices: tuple[int, ...], lease_s: float) -> SealedSegment:
         """Grant a lease to its reader and one to the router. Raises LeaseLost, Overloaded; then neither is granted."""
-        ticket = self.store.grant(key, self._new_lease(), lease_s)
-        try:
-            router_lease = self.pin(key, lease_s)
-        except Exception:
-            self.store.release((ticket.lease_id,))
-            raise
+        lease_id, router_lease = self._new_lease(), self._new_lease()
+        ticket = self.store.grant(key, lease_id, lease_s, router_lease=router_lease)
         return SealedSegment(KvPlacement(segment.first, ticket, choices), router_lease)
 
     def sweep(self) -> None:

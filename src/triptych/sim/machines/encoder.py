@@ -90,9 +90,17 @@ class SimArena:
         self.on_change()
         return answer
 
-    def grant(self, key: bytes, lease_id: LeaseId, lease_s: float, generation: int | None = None) -> Ticket:
+    def grant(
+        self,
+        key: bytes,
+        lease_id: LeaseId,
+        lease_s: float,
+        generation: int | None = None,
+        *,
+        router_lease: LeaseId | None = None,
+    ) -> Ticket:
         """Raises LeaseLost, InvalidRequest, Overloaded."""
-        answer = self.handle(arena_events.GrantLease(key, lease_id, lease_s, generation))
+        answer = self.handle(arena_events.GrantLease(key, lease_id, lease_s, generation, router_lease))
         if isinstance(answer, arena_events.ReservationRefused):
             raise answer.error
         assert isinstance(answer, arena_events.LeaseGranted)  # noqa: S101 - one or the other
@@ -210,12 +218,7 @@ class SimEncoder:
         if tokens > call.plan.tokens:
             return InternalError("a simulated item has as many tokens as its plan says")
         try:
-            ticket = self.arena.grant(key, call.reader_lease, call.lease_s)
-            try:
-                self.arena.grant(key, call.router_lease, call.lease_s)
-            except TriptychError:
-                self.arena.release((call.reader_lease,))
-                raise
+            ticket = self.arena.grant(key, call.reader_lease, call.lease_s, router_lease=call.router_lease)
         except TriptychError as error:
             return error
         if encode_started_s is None:

@@ -122,12 +122,8 @@ class SimKvStore:
 
     def grant(self, key: bytes, segment: KvSegment, lease_s: float) -> SealedSegment:
         """Raises LeaseLost, Overloaded."""
-        ticket = self.arena.grant(key, self._new(LEASE_ID_NBYTES), lease_s)
-        try:
-            router_lease = self.pin(key, lease_s)
-        except TriptychError:
-            self.arena.release((ticket.lease_id,))
-            raise
+        lease_id, router_lease = self._new(LEASE_ID_NBYTES), self._new(LEASE_ID_NBYTES)
+        ticket = self.arena.grant(key, lease_id, lease_s, router_lease=router_lease)
         return SealedSegment(KvPlacement(segment.first, ticket, ()), router_lease)
 
     def _new(self, nbytes: int) -> bytes:
