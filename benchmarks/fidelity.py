@@ -70,7 +70,7 @@ class Served:
     words: str
     """Of each prompt."""
     requests: int
-    """Of a cell."""
+    """Requests of a cell."""
     calibration: int
     """Requests of each kind."""
 
@@ -139,7 +139,7 @@ class Prompts:
         """``lone``: requests without images that were sent with this seed; the server has counted their tokens."""
         tokenizer = Tokenizer.load(ModelFiles.load(path))
         counted = cls(tokenizer, TEMPLATE_TOKENS).planned([record.planned for record in lone], seed)
-        around = {record.prompt_tokens - one.text_tokens for record, one in zip(lone, counted, strict=True)}
+        around = {record.prompt_tokens - planned.text_tokens for record, planned in zip(lone, counted, strict=True)}
         if len(around) > 1:
             raise RuntimeError(f"the template's tokens depend on the text: {sorted(around)}")
         return cls(tokenizer, around.pop())
@@ -346,7 +346,7 @@ async def run(settings: Settings, folder: Path) -> list[tuple[Known, list[Ran]]]
 
 def figures_of(settings: Settings, found: Sequence[tuple[Known, Sequence[Ran]]]) -> dict[str, Any]:
     """Everything that is predicted and compared."""
-    results = [result_of(known, settings, one) for known, ran in found for one in ran]
+    results = [result_of(known, settings, live) for known, ran in found for live in ran]
     said = {
         name: {
             "drift": {part.value: profile.measured.drift for part, profile in known.costs.items()},

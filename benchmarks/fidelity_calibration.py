@@ -194,7 +194,7 @@ def toml(host: Host) -> str:
         if isinstance(value, dict):
             lines += ["", f"[{name}]"]
             lines += [
-                f"{key} = {[round(one, 7) for one in cost.values()] if isinstance(cost, dict) else round(cost, 7)}"
+                f"{key} = {[round(seconds, 7) for seconds in cost.values()] if isinstance(cost, dict) else round(cost, 7)}"
                 for key, cost in value.items()
             ]
         else:

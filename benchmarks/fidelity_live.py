@@ -112,7 +112,7 @@ class Live:
     async def watched(self) -> Watched:
         spent = dict.fromkeys((CLIENT, GATEWAY, ROUTER, TEXT, ENCODER, OTHERS), 0.0)
         for name, process in self._started.items():
-            spent[_kind(name)] += sum(cpu_s(one) for one in (process, *process.children(recursive=True)))
+            spent[_kind(name)] += sum(cpu_s(member) for member in (process, *process.children(recursive=True)))
         spent[CLIENT] += cpu_s(psutil.Process(os.getpid()))
         async with httpx.AsyncClient() as client:
             samples = await scrape(client, self._cluster.admin_urls["router"])

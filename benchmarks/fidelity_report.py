@@ -150,7 +150,7 @@ def _pairs(results: Sequence[Result], name: str, metric: str, quantile: str) -> 
     """Measured and predicted, of each round that has both."""
     for result in results:
         both = [figures.classes.get(name) for figures in (result.measured, result.predicted)]
-        values = [getattr(one, metric).get(quantile) for one in both if one is not None]
+        values = [getattr(figures, metric).get(quantile) for figures in both if figures is not None]
         if len(values) == 2 and all(values):
             yield values[0], values[1]
 
@@ -215,28 +215,32 @@ class Goodput:
 
 
 def goodputs(results: Sequence[Result]) -> list[Goodput]:
-    """Of placements and mixes with several loads."""
-    of: dict[tuple[str, str, str], list[Result]] = {}
-    for result in (one for some in by_cell(results).values() for one in some):
-        of.setdefault((result.cell.model, result.cell.placement, result.cell.mix), []).append(result)
+    """Goodput of each placement and mix with several loads."""
+    by_place: dict[tuple[str, str, str], list[Result]] = {}
+    for of_cell in by_cell(results).values():
+        for result in of_cell:
+            place = result.cell.model, result.cell.placement, result.cell.mix
+            by_place.setdefault(place, []).append(result)
     made = []
-    for place, some in of.items():
-        rates = sorted({result.cell.share for result in some})
+    for place, of_place in by_place.items():
+        rates = sorted({result.cell.share for result in of_place})
         if len(rates) < 2:
             continue
         measured, predicted = (
             highest_rate(
                 [
                     (
-                        middle([one.rate for one in some if one.cell.share == share]),
-                        middle([getattr(one, figures).attainment for one in some if one.cell.share == share]),
+                        middle([result.rate for result in of_place if result.cell.share == share]),
+                        middle(
+                            [getattr(result, figures).attainment for result in of_place if result.cell.share == share]
+                        ),
                     )
                     for share in rates
                 ]
             )
             for figures in ("measured", "predicted")
         )
-        made.append(Goodput(*place, measured, predicted, max(one.rate for one in some)))
+        made.append(Goodput(*place, measured, predicted, max(result.rate for result in of_place)))
     return made
 
 
@@ -302,7 +306,7 @@ def document(results: Sequence[Result]) -> dict[str, Any]:
             }
             for cell, of_cell in by_cell(results).items()
         ],
-        "goodput": [{**asdict(one), "error": one.error} for one in goodputs(results)],
+        "goodput": [{**asdict(goodput), "error": goodput.error} for goodput in goodputs(results)],
         "orders": [{**asdict(order), "right": order.right} for order in orders(found)],
         "drifts": drifts(results),
         "summary": [
@@ -325,13 +329,13 @@ def summary(found: Sequence[Error], rates: Sequence[Goodput], order: Sequence[Or
             if some:
                 sizes = sorted(abs(error.error) for error in some)
                 rows.append(_row(model, figure, sum(error.within_aim for error in some), sizes))
-        some_rates = [one for one in rates if one.model == model]
+        some_rates = [rate for rate in rates if rate.model == model]
         if some_rates:
-            sizes = sorted(abs(one.error) for one in some_rates)
+            sizes = sorted(abs(rate.error) for rate in some_rates)
             rows.append(_row(model, "goodput", sum(size <= GOODPUT_AIM for size in sizes), sizes))
-        some_orders = [one for one in order if one.model == model]
+        some_orders = [pair for pair in order if pair.model == model]
         if some_orders:
-            rows.append(_row(model, "order", sum(one.right for one in some_orders), [0.0] * len(some_orders)))
+            rows.append(_row(model, "order", sum(pair.right for pair in some_orders), [0.0] * len(some_orders)))
     return rows
 
 
@@ -362,10 +366,10 @@ def show(compared: Mapping[str, Any]) -> None:
             )
         stages = (f"{stage} {values[0]:.2f}, {values[1]:.2f}" for stage, values in cell["stages_ms"].items())
         print(f"    means, measured and predicted, ms: {'; '.join(stages)}")
-    for one in compared["goodput"]:
+    for goodput in compared["goodput"]:
         print(
-            f"goodput of {one['model']}, {one['placement']}, {one['mix']}: {one['measured']:.2f}, predicted {one['predicted']:.2f}: {one['error']:+.1%}"
-            f"{' (the highest rate offered)' if one['measured'] == one['highest'] else ''}"
+            f"goodput of {goodput['model']}, {goodput['placement']}, {goodput['mix']}: {goodput['measured']:.2f}, predicted {goodput['predicted']:.2f}: {goodput['error']:+.1%}"
+            f"{' (the highest rate offered)' if goodput['measured'] == goodput['highest'] else ''}"
         )
     for order in compared["orders"]:
         print(
