@@ -12,7 +12,7 @@ import pytest_asyncio
 from tests.contract.text_engine_kit import VLLM_ARGS
 from tests.e2e.client import rest, stream
 from tests.e2e.reference import answer, questions
-from tests.e2e.test_continuations import timeline
+from tests.e2e.test_continuations import stopped, timeline
 from triptych.cli.cluster import LocalCluster
 from triptych.demo import MODEL_ID
 from triptych.domain.chat import ChatRequest, Message, TextPart
@@ -23,8 +23,8 @@ from triptych.rpc.stubs import RouterStub
 pytestmark = [pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="module")]
 
 DECODE = {"decode-1", "decode-2"}
-TOKENS, BEGUN = 400, 20
-"""Of an answer whose instance is killed once so many have come: more than it can have by then, however late they are read."""
+TOKENS, BEGUN = 900, 20
+"""Of an answer whose instance is killed once so many have come: as many as the model's 1,024 positions leave room for."""
 TIMEOUT_S = 240.0
 OTHERS = 2
 _names = count()
@@ -71,8 +71,11 @@ async def test_an_answer_goes_on_when_its_decode_instance_is_killed(served: Serv
 
     async def kill(tokens: int) -> None:
         if tokens >= BEGUN and not killed:
-            killed.append(str((await served.timeline(name))["text_instance"]))
-            served.cluster.kill(killed[0])
+            with stopped(served.cluster, DECODE):
+                told = await served.timeline(name)
+                assert told["outcome"] != "done", "it ended before it could be interrupted"
+                killed.append(str(told["text_instance"]))
+                served.cluster.kill(killed[0])
 
     assert await answers_beside_others(served, name, kill) == [whole] * (OTHERS + 1)
     told = await served.timeline(name)
