@@ -86,7 +86,7 @@ soak-processes: $(STAMP)  ## Kill, pause and restart each kind of process under 
 	SOAK_ROUNDS=$${SOAK_ROUNDS:-20} $(BIN)/python -m pytest -v tests/e2e/test_router_failover.py
 	SOAK_STREAMS=$${SOAK_STREAMS:-2000} SOAK_RECORD=$${SOAK_RECORD:-build/soak} $(BIN)/python -m pytest -v tests/e2e/test_many_streams.py
 
-papers: $(STAMP)  ## Tables of the papers that need only formulas, each row beside what Triptych's cost functions say
+papers: $(STAMP)  ## Tables of the papers, each row beside what cost functions and simulations say (some minutes)
 	$(BIN)/python -m benchmarks.papers
 
 mutants: $(STAMP)  ## Mutation tests of policies and machines: list the changes that no test detects

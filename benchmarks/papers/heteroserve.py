@@ -2,11 +2,16 @@
 
 from collections.abc import Iterator
 
+from benchmarks.papers.hydrainfer import LLAVA
 from benchmarks.papers.rows import Row
+from benchmarks.papers.simulation import at_once, cluster, costs, mix, serve
 from triptych.domain.architecture import DecoderArchitecture
 from triptych.domain.embedding import DType
+from triptych.domain.stage import ModelPart, Role
 from triptych.families.defaults import TEXT_DEFAULTS
 from triptych.families.language_models import language_model
+from triptych.sim.run import simulate as by_services
+from triptych.workload.requests import Size
 
 TITLE = "HeteroServe"
 MIB = 2**20
@@ -78,3 +83,47 @@ def _tokens_per_dollar() -> Iterator[Row]:
         "8", "throughput of the homogeneous system's, %", 83, 100 * 3156 / 5986,
         differs="81 % in the text and 83 % in the caption are of vLLM's 3,886 tokens/s, not of the 5,986 of the table",
     )  # fmt: skip
+
+
+# --- simulated --------------------------------------------------------------------------------------------------------
+
+TOKENS_PER_S = {"with stealing": 3156, "without stealing": 2793, "4 x A100": 5986}
+REQUESTS, SEED = 512, 1
+_ROUTER = ("--ordering=first-come", "--sharding=never")
+
+
+def simulated() -> Iterator[Row]:
+    """Two RTX 4090 that encode for two A100, alone and with answers that they take over; and four A100."""
+    requests = at_once(mix(images="1", size=Size(640, 480), text_tokens="8", output_tokens="128"), REQUESTS, SEED)
+    devices, mixed = "E=rtx-4090,PD=a100-80", {Role.PD: 64, Role.EPD: 16}
+    apart = cluster(LLAVA, "E:2,PD:2", devices, router=_ROUTER, most={Role.PD: 64}, over_network=True)
+    lent = cluster(LLAVA, "EPD:2,PD:2", "EPD=rtx-4090,PD=a100-80", preset="hetero", most=mixed, over_network=True)
+    whole = cluster(LLAVA, "EPD:4", "a100-80", preset="monolith", most={Role.EPD: 64})
+    ours = {
+        "with stealing": serve(lent, requests, simulate=by_services).tokens_per_s,
+        "without stealing": serve(apart, requests).tokens_per_s,
+        "4 x A100": serve(whole, requests).tokens_per_s,
+    }
+    decoder, prompt = costs(apart, ModelPart.DECODER), 576 + 8
+    prefill_s, decode_s = 64 * decoder.prefill_s(prompt).value, 128 * decoder.decode_s(64, prompt + 64).value
+    made, faster = (2 * 64 * 128 / (prefill_s + each) for each in (decode_s, decode_s * 0.67 / 0.8))
+    assumed = f"{REQUESTS} requests at once, 64 sequences in a step of an A100 and 16 of a 4090, costs from the configuration alone"
+    differs = (
+        f"64 answers are computed to take {prefill_s:.1f} s to prefill and {decode_s:.1f} s to decode, so two A100 make at most {made:.0f} "
+        f"tokens/s; with the 80 % of the memory's bandwidth that the paper states, for the catalogue's 67 %, {faster:.0f}"
+    )
+    yield Row(
+        "6.5",
+        "throughput with stealing over that without",
+        1.13,
+        ours["with stealing"] / ours["without stealing"],
+        assumed,
+    )
+    four = TOKENS_PER_S["4 x A100"] / TOKENS_PER_S["without stealing"]
+    yield Row(
+        "4", "throughput of 4 x A100 over 2 x 4090 + 2 x A100 without stealing", four, ours["4 x A100"] / ours["without stealing"], assumed,
+        "twice the A100 cannot have more than twice the throughput, and encode as well: the published ratio is beyond it",
+    )  # fmt: skip
+    for system, published in TOKENS_PER_S.items():
+        table = "4" if system == "4 x A100" else "6.5"
+        yield Row(table, f"tokens/s, {system}", published, ours[system], assumed, differs)

@@ -1,4 +1,4 @@
-"""Rows of published tables beside what Triptych's cost functions say, and why they differ where they do."""
+"""Rows of published tables beside what cost functions and simulations say, and why they differ where they do."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,32 +20,49 @@ class Row:
     assumption: str = ""
     differs: str = ""
     """Why it is beyond the tolerance."""
+    is_bound: bool = False
+    """``published`` is the most that it may be."""
 
     @property
     def error(self) -> float:
-        """Relative to what was published; infinite if only one of both is a number."""
+        """Relative to what was published; infinite if only one of both is a number. 0 within a bound."""
+        if self.is_bound and self.published is not None and self.ours is not None and self.ours <= self.published:
+            return 0.0
         if self.published is None or self.ours is None:
             return 0.0 if self.published is self.ours else float("inf")
         return abs(self.ours - self.published) / abs(self.published) if self.published else abs(self.ours)
+
+    def document(self, paper: str) -> dict[str, object]:
+        """As a file has it; ``remark`` says why it differs, if it does."""
+        error = None if self.error == float("inf") else self.error
+        return {
+            "paper": paper,
+            "table": self.table,
+            "what": self.what,
+            "published": self.published,
+            "is_bound": self.is_bound,
+            "ours": self.ours,
+            "error": error,
+            "assumption": self.assumption,
+            "remark": "" if self.agrees else self.differs,
+        }
 
     @property
     def agrees(self) -> bool:
         return self.error <= TOLERANCE
 
 
-def show(title: str, rows: Iterable[Row], console: Console) -> bool:
-    """Print the rows. Return whether each agrees within the tolerance or says why not."""
+def show(title: str, rows: Iterable[Row], console: Console) -> None:
+    """Print the rows."""
     table = Table(title=title, title_justify="left")
     for heading in ("table", "row", "published", "ours", "error", "assumption; why it differs"):
         table.add_column(heading, justify="right" if heading in ("published", "ours", "error") else "left")
-    explained = True
     for row in rows:
-        explained &= row.agrees or bool(row.differs)
         error = "-" if row.error == 0 else "x" if row.error == float("inf") else f"{row.error:.1%}"
         remarks = "; ".join(text for text in (row.assumption, "" if row.agrees else row.differs) if text)
-        table.add_row(row.table, row.what, _figure(row.published), _figure(row.ours), error, remarks)
+        published = f"{'<= ' * row.is_bound}{_figure(row.published)}"
+        table.add_row(row.table, row.what, published, _figure(row.ours), error, remarks)
     console.print(table)
-    return explained
 
 
 def _figure(value: float | None) -> str:

@@ -1,9 +1,14 @@
-"""Published tables that need only formulas: each row is within the tolerance or says why it is not."""
+"""Published tables: each row from formulas is within the tolerance or says why it is not; and what the simulated ones rest on."""
+
+import json
+from pathlib import Path
 
 import pytest
 
+from benchmarks.papers import epd_serve
 from benchmarks.papers.__main__ import PAPERS, main
 from benchmarks.papers.rows import Row
+from benchmarks.papers.simulation import goodput, plan, serve
 
 
 @pytest.mark.parametrize(
@@ -18,7 +23,36 @@ def test_most_rows_agree() -> None:
     assert sum(row.agrees for row in rows) >= 0.7 * len(rows)
 
 
-def test_all_tables_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main() == 0
-    printed = capsys.readouterr().out
+def test_all_tables_are_printed_and_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    written = tmp_path / "papers.json"
+    assert main(["--formulas", "--json", str(written)]) == 0
+    printed, rows = capsys.readouterr().out, json.loads(written.read_text())["rows"]
     assert all(paper.TITLE in printed for paper in PAPERS)
+    assert len(rows) == sum(len(list(paper.rows())) for paper in PAPERS)
+
+
+@pytest.mark.parametrize("images", [2, 4])
+def test_costs_from_two_rows_give_these_rows(images: int) -> None:
+    measured = epd_serve.table_4_costs()
+    made = epd_serve.minicpm("E:6,P:1,D:1", measured)
+    load = epd_serve.requests_of(images, epd_serve.SLICES, together=True)
+    ttft_s = serve(made, plan(load, 0.01, 5, 1)).ttft_s + measured.request_s
+    assert ttft_s == pytest.approx(epd_serve.TABLE_4[images][1], rel=0.03)
+
+
+def test_parallel_encoders_take_the_time_of_the_busiest() -> None:
+    measured = epd_serve.table_4_costs()
+    made = epd_serve.minicpm("E:6,P:1,D:1", measured)
+    apart, together = (
+        serve(made, plan(epd_serve.requests_of(8, epd_serve.SLICES, together=one), 0.01, 5, 1)).ttft_s
+        for one in (False, True)
+    )
+    image_s = epd_serve.SLICES * epd_serve.SLICE_TOKENS * measured.token_s
+    assert together - apart == pytest.approx(6 * image_s, rel=0.05), (
+        "8 images one after another, or 2 at the busiest of six"
+    )
+
+
+def test_goodput_is_the_highest_good_rate() -> None:
+    assert goodput(lambda rate: rate <= 5.5, 1, 64) == pytest.approx(5.5, rel=0.04)
+    assert goodput(lambda rate: rate <= 0.5, 1, 64) == 0

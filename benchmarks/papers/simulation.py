@@ -1,0 +1,215 @@
+"""Clusters and loads of the papers, for ``triptych simulate``'s library. What is compared serves the same requests."""
+
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import mean
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from triptych.cli.presets import PresetName
+from triptych.cli.simulate.deployment import Hardware, deployment_of
+from triptych.domain.profile import Profile
+from triptych.domain.stage import ModelPart, Role
+from triptych.engine.delay import synthetic_encoder_profile
+from triptych.policy.costs import Costs
+from triptych.runtime.catalogue import load_catalogue
+from triptych.sim.machines.run import simulate as by_machines
+from triptych.sim.network import LinkSpeed
+from triptych.sim.run import Simulate
+from triptych.sim.scenario import Deployment, InstanceKind
+from triptych.workload.report import Record, percentile
+from triptych.workload.requests import Distribution, Mix, Plan, Planned, Size, synthetic
+from triptych.workload.search import Bracket, RateSearch
+
+_PATIENCE_S = 3600.0
+"""How long clients wait: none of the papers says that requests are given up."""
+_LINK_S = 0.0003
+_ROUTER = ("--deadlines=admit", "--max-concurrent-requests=100000", "--max-waiting-requests=100000")
+_ENCODER = ("--arena-bytes=17179869184", "--max-waiting-items=100000", "--max-prepared-bytes=1099511627776")
+_TEXT = (
+    "--image-cache-bytes=17179869184", "--kv-arena-bytes=17179869184", "--max-concurrent-requests=100000",
+    "--max-waiting-requests=100000", "--max-embedding-bytes=17179869184", "--kv-bytes-per-step=17179869184",
+)  # fmt: skip
+"""Bounds that none of the papers' loads is to reach."""
+
+
+def cluster(
+    config: Mapping[str, Any],
+    roles: str,
+    device: str,
+    *,
+    preset: PresetName | None = None,
+    degree: str = "1",
+    router: Sequence[str] = (),
+    encoder: Sequence[str] = (),
+    text: Sequence[str] = (),
+    most: Mapping[Role, int] | None = None,
+    cores: int = 16,
+    switches: bool = False,
+    over_network: bool = False,
+) -> Deployment:
+    """Instances of a model, whose costs are computed for the device; they meet over the links within a host unless ``over_network``.
+
+    ``most`` sequences are in a step, by role; ``cores`` prepare items for each instance. The other options are those of
+    ``triptych simulate`` and the services.
+    """
+    given = {
+        "router": (*_ROUTER, *router),
+        "encoder": (*_ENCODER, *encoder),
+        "text": (*_TEXT, *text),
+        "pool_manager": (),
+        "gateway": (),
+    }
+    with TemporaryDirectory() as directory:
+        path = Path(directory) / "config.json"
+        path.write_text(json.dumps(config))
+        made = deployment_of(
+            model=str(path),
+            roles=roles,
+            preset=preset,
+            autoscale=False,
+            switch_roles=switches,
+            hardware=Hardware(device, degree, "float16", None, None, cores, 0.0003),
+            given=given,
+            faults=(),
+        ).deployment
+    texts = {
+        role: settings.model_copy(update={"engine": replace(settings.engine, max_sequences=(most or {})[role])})
+        if role in (most or {})
+        else settings
+        for role, settings in made.texts.items()
+    }
+    made = replace(made, texts=texts)
+    if over_network:
+        return made
+
+    def near(kind: InstanceKind) -> InstanceKind:
+        rate = load_catalogue().device(kind.device).device_nbytes_per_s * kind.devices
+        return replace(kind, link=LinkSpeed(rate, _LINK_S), copied_bytes_per_s=rate)
+
+    return replace(made, kinds={role: near(kind) for role, kind in made.kinds.items()})
+
+
+def with_encoder(deployment: Deployment, token_s: float) -> Deployment:
+    """Encoders that are busy for ``token_s`` with each token of an item, preparation included."""
+    profile = synthetic_encoder_profile(pass_s=0.0, token_s=token_s, load_s=1.0)
+    return _with_profile(deployment, ModelPart.ENCODER, lambda _: profile)
+
+
+def with_decode(deployment: Deployment, factor: float) -> Deployment:
+    """Decode steps that take ``factor`` times as long as computed."""
+
+    def slower(profile: Profile) -> Profile:
+        return replace(profile, decode=tuple(row._replace(seconds=factor * row.seconds) for row in profile.decode))
+
+    return _with_profile(deployment, ModelPart.DECODER, slower)
+
+
+def _with_profile(deployment: Deployment, part: ModelPart, change: Callable[[Profile], Profile]) -> Deployment:
+    def changed(kind: InstanceKind) -> InstanceKind:
+        profiles = {each: change(profile) if each is part else profile for each, profile in kind.profiles.items()}
+        return replace(kind, profiles=profiles)
+
+    return replace(deployment, kinds={role: changed(kind) for role, kind in deployment.kinds.items()})
+
+
+def costs(deployment: Deployment, part: ModelPart) -> Costs:
+    """Of a part of the model, at the first role that has it."""
+    return Costs(next(kind.profiles[part] for kind in deployment.kinds.values() if part in kind.profiles))
+
+
+def mix(*, images: str, size: Size, text_tokens: str, output_tokens: str) -> Mix:
+    """A workload: numbers with weights, as ``triptych bench`` has them."""
+    return Mix(Distribution.parse(images), Distribution.parse(text_tokens), Distribution.parse(output_tokens), size)
+
+
+def plan(load: Mix, rate: float, requests: int, seed: int) -> Plan:
+    """About that many requests of a Poisson process. Those of one seed are the same at all rates."""
+    return synthetic(load, rate=rate, duration_s=requests / rate, burstiness=1.0, rng=random.Random(seed))
+
+
+def at_once(load: Mix, requests: int, seed: int) -> Plan:
+    """Requests that are all there from the beginning."""
+    rng = random.Random(seed)
+    return Plan([load.request(1e-6 * number, rng) for number in range(requests)], 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The requests of a run that count, and how busy instances were."""
+
+    records: Sequence[Record]
+    ended_s: float
+    busy: Mapping[str, float]
+    """By role: the share of their time in which its instances computed, on average."""
+
+    def of(self, wanted: Callable[[Planned], bool]) -> "Served":
+        return replace(self, records=[record for record in self.records if wanted(record.planned)])
+
+    @property
+    def ttfts_s(self) -> list[float]:
+        return [record.ttft_s for record in self.records if record.ttft_s is not None]
+
+    @property
+    def tpots_s(self) -> list[float]:
+        return [record.tpot_s for record in self.records if record.tpot_s is not None]
+
+    @property
+    def ttft_s(self) -> float:
+        return mean(self.ttfts_s)
+
+    @property
+    def tpot_s(self) -> float:
+        return mean(self.tpots_s)
+
+    @property
+    def latency_s(self) -> float:
+        return mean(record.end_s for record in self.records)
+
+    @property
+    def tokens_per_s(self) -> float:
+        return sum(record.tokens for record in self.records) / self.ended_s
+
+    @property
+    def requests_per_s(self) -> float:
+        return len(self.records) / self.ended_s
+
+    def ttft_at(self, q: float) -> float:
+        return percentile(self.ttfts_s, q)
+
+    def tpot_at(self, q: float) -> float:
+        return percentile(self.tpots_s, q)
+
+    def attained(self, ttft_s: float, tpot_s: float) -> float:
+        """Share of the requests that meet both objectives."""
+        met = [
+            record.ttft_s is not None and record.ttft_s <= ttft_s and (record.tpot_s is None or record.tpot_s <= tpot_s)
+            for record in self.records
+        ]
+        return sum(met) / len(met)
+
+
+def serve(deployment: Deployment, requests: Plan, *, warm_up: float = 0.0, simulate: Simulate = by_machines) -> Served:
+    """Serve the requests; the first, a share of ``warm_up``, do not count. Raises AssertionError if one is refused."""
+    outcome = simulate(deployment, requests, timeout_s=_PATIENCE_S)
+    assert not any(record.error for record in outcome.records), {record.error for record in outcome.records}
+    shares: dict[str, list[float]] = {}
+    for use in outcome.instances:
+        shares.setdefault(use.role, []).append(
+            sum(use.busy_shares.get(work, 0.0) for work in ("encode", "step", "copy"))
+        )
+    counted = [record for record in outcome.records if record.planned.arrival_s >= warm_up * requests.duration_s]
+    return Served(counted, outcome.ended_s, {role: mean(each) for role, each in shares.items()})
+
+
+def goodput(is_good: Callable[[float], bool], least: float, highest: float, precision: float = 0.04) -> float:
+    """The highest rate that is good, to within ``precision``; 0 if the least is not."""
+    search = RateSearch(Bracket(least, highest))
+    while (rate := search.next_rate) is not None:
+        if search.good is not None and search.too_high is not None and search.too_high <= search.good * (1 + precision):
+            break
+        search.tried(rate, is_good=is_good(rate))
+    return search.good or 0.0
