@@ -189,13 +189,12 @@ def minicpm(
     *,
     most: int = 1,
     batch: int = 1,
-    sharding: str = "never",
     preset: PresetName | None = None,
 ) -> Deployment:
     """MiniCPM-V with such costs: rows of patches stand for slices, which are the units of an image."""
     made = cluster(
         CONFIGS[MINICPM], roles, DEVICE, preset=preset,
-        router=(*FIRST_COME, f"--sharding={sharding}"),
+        router=(*FIRST_COME, "--sharding=never"),
         encoder=(f"--max-batch-items={batch}", "--max-batch-tokens=65536"),
         text=(f"--max-sequences={most}", "--token-budget=32768"),
         switches=preset is not None,

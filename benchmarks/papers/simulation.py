@@ -11,7 +11,6 @@ from typing import Any
 
 from triptych.cli.presets import PresetName
 from triptych.cli.simulate.deployment import Hardware, deployment_of
-from triptych.domain.profile import Profile
 from triptych.domain.stage import ModelPart, Role
 from triptych.engine.delay import synthetic_encoder_profile
 from triptych.policy.costs import Costs
@@ -96,22 +95,10 @@ def cluster(
 def with_encoder(deployment: Deployment, token_s: float) -> Deployment:
     """Encoders that are busy for ``token_s`` with each token of an item, preparation included."""
     profile = synthetic_encoder_profile(pass_s=0.0, token_s=token_s, load_s=1.0)
-    return _with_profile(deployment, ModelPart.ENCODER, lambda _: profile)
 
-
-def with_decode(deployment: Deployment, factor: float) -> Deployment:
-    """Decode steps that take ``factor`` times as long as computed."""
-
-    def slower(profile: Profile) -> Profile:
-        return replace(profile, decode=tuple(row._replace(seconds=factor * row.seconds) for row in profile.decode))
-
-    return _with_profile(deployment, ModelPart.DECODER, slower)
-
-
-def _with_profile(deployment: Deployment, part: ModelPart, change: Callable[[Profile], Profile]) -> Deployment:
     def changed(kind: InstanceKind) -> InstanceKind:
-        profiles = {each: change(profile) if each is part else profile for each, profile in kind.profiles.items()}
-        return replace(kind, profiles=profiles)
+        parts = {part: profile if part is ModelPart.ENCODER else own for part, own in kind.profiles.items()}
+        return replace(kind, profiles=parts)
 
     return replace(deployment, kinds={role: changed(kind) for role, kind in deployment.kinds.items()})
 
@@ -143,8 +130,6 @@ class Served:
 
     records: Sequence[Record]
     ended_s: float
-    busy: Mapping[str, float]
-    """By role: the share of their time in which its instances computed, on average."""
 
     def of(self, wanted: Callable[[Planned], bool]) -> "Served":
         return replace(self, records=[record for record in self.records if wanted(record.planned)])
@@ -196,13 +181,8 @@ def serve(deployment: Deployment, requests: Plan, *, warm_up: float = 0.0, simul
     """Serve the requests; the first, a share of ``warm_up``, do not count. Raises AssertionError if one is refused."""
     outcome = simulate(deployment, requests, timeout_s=_PATIENCE_S)
     assert not any(record.error for record in outcome.records), {record.error for record in outcome.records}
-    shares: dict[str, list[float]] = {}
-    for use in outcome.instances:
-        shares.setdefault(use.role, []).append(
-            sum(use.busy_shares.get(work, 0.0) for work in ("encode", "step", "copy"))
-        )
     counted = [record for record in outcome.records if record.planned.arrival_s >= warm_up * requests.duration_s]
-    return Served(counted, outcome.ended_s, {role: mean(each) for role, each in shares.items()})
+    return Served(counted, outcome.ended_s)
 
 
 def goodput(is_good: Callable[[float], bool], least: float, highest: float, precision: float = 0.04) -> float:
