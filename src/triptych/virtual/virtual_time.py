@@ -53,10 +53,11 @@ class UnhandledInLoop(VirtualTimeError):
 class _AutojumpSelector:
     """Replaces the selector: instead of waiting, it advances the clock."""
 
-    def __init__(self, limit_s: float) -> None:
+    def __init__(self, limit_s: float, next_timer_s: Callable[[], float]) -> None:
         self.now_s = 0.0
         self.limit_s = limit_s
         self.spins = 0
+        self._next_timer_s = next_timer_s
 
     def select(self, timeout_s: float | None) -> list[NoReturn]:
         """As ``selectors.BaseSelector.select``, but never returns events."""
@@ -64,7 +65,7 @@ class _AutojumpSelector:
             raise Deadlock(f"at {self.now_s:g} s nothing is ready and no timer is set\n{_tasks()}")
         if timeout_s > 0:
             self.spins = 0
-            self.now_s += timeout_s
+            self.now_s = self._next_timer_s()  # the sum with the timeout, a difference, would be rounded
             if self.now_s > self.limit_s:
                 raise OutOfTime(f"not done after {self.limit_s:g} s of virtual time\n{_tasks()}")
             return []
@@ -119,7 +120,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
 
     def __init__(self, *, seed: int | None = None, limit_s: float = 3600.0) -> None:
         super().__init__()
-        self._selector = _AutojumpSelector(limit_s)
+        self._selector = _AutojumpSelector(limit_s, self._next_timer_s)
         self._lateness = None if seed is None else random.Random(seed)  # noqa: S311  # not for secrets
         self._count = 0
         self.unhandled: list[dict[str, Any]] = []
@@ -156,6 +157,9 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
     ) -> asyncio.Future[Any]:
         self._count += 1
         return _Task(self._count, coro, loop=loop, **options)  # type: ignore[arg-type]  # typeshed allows generators
+
+    def _next_timer_s(self) -> float:
+        return self._scheduled[0].when()  # type: ignore[attr-defined,no-any-return]
 
     def _process_events(self, event_list: list[NoReturn]) -> None:
         """Nothing to process."""

@@ -26,8 +26,6 @@ from triptych.workload.report import Record
 from triptych.workload.requests import Distribution, Mix, Plan, Size, synthetic
 
 TOLERANCE_S = 1e-9
-TIES = 0.01
-"""Share of requests whose times may differ, of many requests at any load."""
 IMAGE = Size(224, 224)
 MIX = Mix(Distribution.parse("0:0.3,1:0.4,3:0.3"), Distribution.parse("64,300"), Distribution.parse("1,20,60"), IMAGE)
 PLACEMENTS: Mapping[str, tuple[Mapping[Role, int], float]] = {
@@ -164,20 +162,9 @@ def test_every_role_does_the_same(name: str, share: float) -> None:
 @pytest.mark.parametrize("share", [0.5, 0.9])
 @pytest.mark.parametrize("name", PLACEMENTS)
 def test_two_thousand_requests_are_served_alike(name: str, share: float, router: dict[str, Any]) -> None:
-    """All decisions are equal. Times of few may differ: of two events of one time, rounding chooses the first."""
     sizes, capacity = PLACEMENTS[name]
     first, second = both(deployment(sizes, router=router), plan(share * capacity, 2000, seed=3))
-    others = 0
-    for before, after, timeline, other in zip(
-        first.records, second.records, first.timelines, second.timelines, strict=True
-    ):
-        assert replace(after, ttft_s=None, end_s=0.0) == replace(before, ttft_s=None, end_s=0.0)
-        assert decided(other, before) == decided(timeline, before)
-        others += lasted(other) != close(lasted(timeline))
-    assert others <= TIES * len(first.records)
-    if not others:
-        assert_equal(first, second)
-    assert second.moved_bytes == first.moved_bytes
+    assert_equal(first, second)
     assert work_of(second) == work_of(first)
 
 
