@@ -403,6 +403,18 @@ def test_requests_of_the_warm_up_are_not_counted(config: Path, tmp_path: Path) -
     }
 
 
+def test_a_recording_is_replayed_to_its_end(config: Path, tmp_path: Path) -> None:
+    trace, results = tmp_path / "monday.jsonl", tmp_path / "results.json"
+    line = '{"arrival_s": %s, "text_tokens": 9, "output_tokens": 2}\n'
+    trace.write_text("".join(line % at_s for at_s in (10, 200, 300)))
+    arrivals: dict[str, list[float]] = {}
+    for name, arguments in {"whole": (), "part": ("--duration", 250)}.items():
+        triptych("--model", config, "--trace", trace, "--json", results, *arguments)
+        [run] = json.loads(results.read_text())["runs"]
+        arrivals[name] = [request["arrival_s"] for request in run["requests"]]
+    assert arrivals == {"whole": [10, 200, 300], "part": [10, 200]}
+
+
 def test_several_seeds_count_for_the_rate_that_was_asked_for(config: Path, tmp_path: Path) -> None:
     results = tmp_path / "results.json"
     triptych(
