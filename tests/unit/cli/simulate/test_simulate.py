@@ -448,6 +448,16 @@ def test_roles_are_switched_between_all_stages(config: Path) -> None:
     )
 
 
+@pytest.mark.extended
+def test_stages_that_bear_a_mixed_load_keep_their_instances(config: Path) -> None:
+    """Texts are short beside images, so that no wait is within their objective of five times their own latency."""
+    said = triptych(
+        *("--model", config, "--device", "a100-80", "--preset", "epd", "--roles", "E:3,P:2,D:3", "--rate", 6),
+        *("--images", "0:0.3,1:0.5,4:0.2", "--image-size", "1024x768", "--duration", 20),
+    )
+    assert "switches to" not in said
+
+
 def test_a_model_that_does_not_fit_is_refused_with_numbers(config: Path) -> None:
     said = triptych("--model", config, "--device", "l4", "--dtype", "float32", "--rate", 1, status=2)
     assert "GB" in said
