@@ -108,7 +108,7 @@ class Driven:
             raise RuntimeError("the instance cannot switch")
         self._version += 1
         began_s, opened_s = time.perf_counter(), None
-        switching.set_stages(role.stages, self._version)
+        switching.set_stages(role.stages, self._version, "the benchmark")
         while (stages := self._open()) != role.stages:
             if opened_s is None and stages >= role.stages:
                 opened_s = time.perf_counter()

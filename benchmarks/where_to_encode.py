@@ -6,6 +6,9 @@ prompt arrive at random. Four devices each:
 - ``apart``: two encoders and two text instances, so that every embedding is pulled.
 - ``tokens`` and ``predicted``: two encoders and two instances that do all, routed by pending tokens and by predicted time.
 
+Instances that do all take turns on one device. While there are prompts or answers, images get half of its time (``encode_share``), which
+routing does not know: that makes their P99. With all of it (1.0) it is about half as high, and answers wait for images.
+
 Rows are for a time that a pull takes, and a load: the share of what two encoders can do. ``here`` is the share of images that were
 encoded at the instance that computed their prompts. Equal seeds give equal results, on any machine.
 """

@@ -14,6 +14,8 @@ class LoadedProcess:
         self._stages = {} if stages is None else stages
         self._listeners: list[Callable[[], None]] = []
         self.stages_version = 0
+        self.switched_for = ""
+        """The reason of the last switch."""
 
     def load(self) -> InstanceLoad:
         return InstanceLoad(self._stages, self.draining, stages_version=self.stages_version)
@@ -26,9 +28,9 @@ class LoadedProcess:
         for listener in self._listeners:
             listener()
 
-    def set_stages(self, stages: frozenset[Stage], version: int) -> None:
+    def set_stages(self, stages: frozenset[Stage], version: int, reason: str) -> None:
         """It serves these at once."""
-        self.stages_version = version
+        self.stages_version, self.switched_for = version, reason
         self.reports(dict.fromkeys(stages, StageLoad(0, 0)))
 
     def reports(self, stages: Mapping[Stage, StageLoad]) -> None:

@@ -70,12 +70,12 @@ class Switching:
             offloading.on_change(self._moved)
             self._tell_times(offloading)
 
-    def set_stages(self, stages: frozenset[Stage], version: int) -> None:
-        """Open these stages, then close the others; it returns at once. Raises Conflict unless ``version`` is above that of the last
+    def set_stages(self, stages: frozenset[Stage], version: int, reason: str) -> None:
+        """Open these stages, then close the others; it returns at once. ``reason`` is for the log. Raises Conflict unless ``version`` is above that of the last
         order, and InvalidRequest for stages that this instance cannot serve.
         """
         self._feed(SwitchWanted(stages, version))
-        logger.info("switches to role %s, as ordered with version %d", Role.of(stages).value, version)
+        logger.info("switches to role %s, as ordered with version %d: %s", Role.of(stages).value, version, reason)
         self._changed()
 
     def _changed(self) -> None:

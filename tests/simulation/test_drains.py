@@ -67,7 +67,7 @@ def test_an_instance_that_drains_ends_soon(kind: str, seed: int) -> None:
             playing = group.create_task(played(cluster, long_answers(seed)))
             await asyncio.sleep(draw.uniform(0.5, 0.8))
             if kind == "switching":
-                cluster.switching[1].switching.set_stages(Role.ED.stages, 1)
+                cluster.switching[1].switching.set_stages(Role.ED.stages, 1, "a test")
             took_s = await drained_after_s(cluster, node)
         check_right(playing.result())
         assert took_s < ENDS_S

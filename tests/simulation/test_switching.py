@@ -29,7 +29,7 @@ def test_many_switches_under_load_cost_no_request(seed: int) -> None:
             for number in range(SWITCHES):
                 await asyncio.sleep(draw.choice((0.0, 0.01, 0.05)))
                 node, role = draw.choice(cluster.switching), draw.choice(list(Role))
-                node.switching.set_stages(role.stages, number + 1)
+                node.switching.set_stages(role.stages, number + 1, "a test")
 
         check_right(await play_while(cluster, asks, switch()))
         assert not cluster.router.cluster.machine.instances.in_backoff(), "a stage that closes is no failure"
@@ -41,7 +41,7 @@ def test_routers_follow_at_once_and_what_opens_gets_work() -> None:
     async def scenario(cluster: SimCluster) -> None:
         (node,) = cluster.switching
         for version, role in enumerate((Role.E, Role.P, Role.D, Role.EPD), 1):
-            node.switching.set_stages(role.stages, version)
+            node.switching.set_stages(role.stages, version, "a test")
             await asyncio.sleep(0.1)
             assert set(node.instance.load().stages) == role.stages
             assert ("s0" in cluster.router.cluster.encoders.name) is role.serves(Stage.ENCODE)
@@ -71,7 +71,7 @@ def test_answers_that_are_decoded_go_on_elsewhere_when_their_stage_closes() -> N
                 await asyncio.sleep(0.01)
                 if node.service.load().at(Stage.DECODE).pending > 2:
                     break
-            node.switching.set_stages(Role.P.stages, 1)
+            node.switching.set_stages(Role.P.stages, 1, "a test")
 
         check_right(await play_while(cluster, asks, switch()))
         told = [await cluster.router.timeline(one.request.request_id) for one in asks]
@@ -85,10 +85,10 @@ def test_answers_that_are_decoded_go_on_elsewhere_when_their_stage_closes() -> N
 def test_one_that_starts_again_has_its_first_role_and_knows_no_order() -> None:
     async def scenario(cluster: SimCluster) -> None:
         (node,) = cluster.switching
-        node.switching.set_stages(Role.E.stages, 7)
+        node.switching.set_stages(Role.E.stages, 7, "a test")
         for stages, version, error in ((Role.P.stages, 7, Conflict), (frozenset[Stage](), 8, InvalidRequest)):
             with pytest.raises(error):
-                node.switching.set_stages(stages, version)
+                node.switching.set_stages(stages, version, "a test")
         await asyncio.sleep(0.1)
         assert cluster.router.cluster.machine.instances.states()["E", "ready"] == 2
         await node.kill()

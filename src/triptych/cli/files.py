@@ -44,14 +44,20 @@ def make_room(outputs: Mapping[str, Path | None], drawn: Container[str] = ()) ->
     if len({path.absolute() for path in given.values()}) < len(given):
         raise CliError(f"{', '.join(given)}: each needs a file of its own, two name one file", caller=True)
     for option, path in given.items():
-        directory = path.absolute().parent
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-        except (FileExistsError, NotADirectoryError):
-            raise CliError(
-                f"{option}: cannot write {path}: a file is where its directory would be", caller=True
-            ) from None
-        except OSError as error:
-            raise CliError(f"{option}: cannot write {path}: {error.strerror}", caller=True) from None
-        if not os.access(path if path.exists() else directory, os.W_OK):
-            raise CliError(f"{option}: cannot write {path}: Permission denied", caller=True)
+        make_directory_of(path, f"{option}: ")
+
+
+def make_directory_of(path: Path, said_before: str = "") -> None:
+    """Make the directory of a file that is going to be written. Raises CliError where it cannot be written."""
+    directory = path.absolute().parent
+    fault = ""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        fault = "a file is where its directory would be"
+    except OSError as error:
+        fault = error.strerror or str(error)
+    if not fault and not os.access(path if path.exists() else directory, os.W_OK):
+        fault = "Permission denied"
+    if fault:
+        raise CliError(f"{said_before}cannot write {path}: {fault}", caller=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from triptych.domain.bounds import MAX_INT31
-from triptych.workload.requests import MAX_CLIP_S
+from triptych.workload.requests import DURATION_S, MAX_CLIP_S
 
 if TYPE_CHECKING:
     from triptych.workload.report import Objectives
@@ -60,9 +60,15 @@ def offered(
         ),
     ] = None,
     duration: Annotated[
-        float,
-        typer.Option(min=0.1, max=WEEK_S, help="Seconds during which requests arrive, per run.", rich_help_panel=_LOAD),
-    ] = 120.0,
+        float | None,
+        typer.Option(
+            min=0.1,
+            max=WEEK_S,
+            help="Seconds during which requests arrive, per run.",
+            show_default=f"{DURATION_S:g}, or a recording's length",
+            rich_help_panel=_LOAD,
+        ),
+    ] = None,
     burstiness: Annotated[
         float,
         typer.Option(

@@ -14,7 +14,7 @@ import httpx
 from rich.console import Console
 
 from triptych.cli import running
-from triptych.cli.files import make_room
+from triptych.cli.files import make_directory_of
 from triptych.cli.outcome import CliError
 from triptych.workload.recorded import clip_of, line_of, seconds_of, size_of
 from triptych.workload.requests import MAX_CLIPS, MAX_IMAGES, TEMPLATE_TOKENS, Planned
@@ -31,6 +31,8 @@ class Job:
     url: str
     admin: Sequence[str]
     duration_s: float | None
+    patience_s: float = 15.0
+    """How long no router may answer until the recording ends: one that is restarted answers again sooner."""
 
     def check(self) -> None:
         """Raises CliError for a file that cannot be written, or has something in it."""
@@ -38,7 +40,7 @@ class Job:
             raise CliError(f"{self.out}: recordings are JSON lines; name a file that ends in .jsonl", caller=True)
         if self.out.exists() and self.out.stat().st_size:
             raise CliError(f"{self.out} exists: name another file, or remove it", caller=True)
-        make_room({"FILE": self.out})
+        make_directory_of(self.out)
 
 
 @dataclass(slots=True)
@@ -58,8 +60,11 @@ class _Source:
 class _Recording:
     """What has been written so far, and what could not be."""
 
-    def __init__(self, file: TextIO, sources: Sequence[_Source], start_s: float, duration_s: float | None) -> None:
+    def __init__(
+        self, file: TextIO, sources: Sequence[_Source], start_s: float, duration_s: float | None, console: Console
+    ) -> None:
         self._file = file
+        self._console = console
         self._sources = sources
         self._start_s = start_s
         self._lasts_s = inf if duration_s is None else duration_s
@@ -83,19 +88,31 @@ class _Recording:
             asked_s = now_s()
             document = await _recent(http, source.url, source.position)
             if isinstance(document, str):
-                source.silent_since_s = asked_s if source.silent_since_s is None else source.silent_since_s
+                if source.silent_since_s is None:
+                    source.silent_since_s = asked_s
+                    self._say(f"the router at {source.url} does not answer; it is asked again")
                 return
-            source.silent_since_s = None
+            if source.silent_since_s is not None:
+                source.silent_since_s = None
+                self._say(f"the router at {source.url} answers again")
             answered_s = (asked_s + now_s()) / 2
             if document["epoch"] != source.epoch:
-                self.faults.append(
-                    f"the router at {source.url} was restarted: what had ended there since the last look is missing"
-                )
+                fault = f"the router at {source.url} was restarted: what had ended there since the last look is missing"
+                self.faults.append(fault)
+                self._say(fault)
                 source.epoch, source.position, source.totals = document["epoch"], 0, {}
                 continue
             self._take(source, document, answered_s)
             if not document["left"]:
                 return
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, soft_wrap=True)
+
+    def silent_s(self, now_s: float) -> float:
+        """For how long no router has answered; 0 while one does."""
+        since_s = [source.silent_since_s for source in self._sources]
+        return max(0.0, min(now_s - (now_s if at_s is None else at_s) for at_s in since_s))
 
     def _take(self, source: _Source, document: dict[str, Any], answered_s: float) -> None:
         totals = {reason: document[name] for reason, name in _COUNTED.items()}
@@ -154,19 +171,20 @@ _EARLIER, _RUNNING = "had come before", "still ran"
 async def record(job: Job, console: Console) -> bool:
     """Record until the duration is over, or SIGINT or SIGTERM, which cancel it. Returns whether nothing was missed. Raises CliError.
 
-    After the duration it waits for the requests that came within it. Without one, a signal is the end; else it raises CancelledError.
+    After the duration it waits for the requests that came within it. Without one, a signal is the end; else it raises CancelledError. It
+    also ends once no router has answered for ``patience_s``.
     """
     loop = asyncio.get_running_loop()
     async with httpx.AsyncClient(trust_env=False, timeout=_TIMEOUT_S) as http:
         sources = await _sources(job, http)
         try:
             with job.out.open("w") as file:
-                recording = _Recording(file, sources, loop.time(), job.duration_s)
+                recording = _Recording(file, sources, loop.time(), job.duration_s, console)
                 names = ", ".join(source.url for source in sources)
                 until = "" if job.duration_s is None else f", for {job.duration_s:g} s"
                 console.print(f"recording the requests of {names}{until}; Ctrl-C ends it", soft_wrap=True)
                 with _cancelled_by_signals():
-                    is_whole = await _follow(recording, http, console, job.duration_s)
+                    is_whole = await _follow(recording, http, console, job)
         except OSError as error:
             raise CliError(f"cannot write {job.out}: {error.strerror}", caller=False) from None
     _summarize(recording, job.out, console)
@@ -189,11 +207,11 @@ def _cancelled_by_signals() -> Iterator[None]:
             loop.remove_signal_handler(number)
 
 
-async def _follow(recording: _Recording, http: httpx.AsyncClient, console: Console, duration_s: float | None) -> bool:
-    """Returns whether the duration was over before a signal."""
+async def _follow(recording: _Recording, http: httpx.AsyncClient, console: Console, job: Job) -> bool:
+    """Returns whether it ended before a signal."""
     is_whole = True
     try:
-        await _until(recording, http, console, duration_s)
+        await _until(recording, http, console, job)
     except asyncio.CancelledError:
         is_whole = False
         if (current := asyncio.current_task()) is not None:
@@ -203,12 +221,15 @@ async def _follow(recording: _Recording, http: httpx.AsyncClient, console: Conso
     return is_whole
 
 
-async def _until(recording: _Recording, http: httpx.AsyncClient, console: Console, duration_s: float | None) -> None:
+async def _until(recording: _Recording, http: httpx.AsyncClient, console: Console, job: Job) -> None:
     loop = asyncio.get_running_loop()
-    end_s = inf if duration_s is None else loop.time() + duration_s
+    end_s = inf if job.duration_s is None else loop.time() + job.duration_s
     while loop.time() < end_s:
         await asyncio.sleep(min(_EVERY_S, end_s - loop.time()))
         await recording.look(http)
+        if recording.silent_s(loop.time()) >= job.patience_s:
+            console.print(f"no router has answered for {job.patience_s:g} s: the recording ends")
+            return
     if recording.running:
         console.print(f"waiting for {recording.running} requests that still run; Ctrl-C leaves them out")
     while recording.running:

@@ -88,6 +88,10 @@ class PoolFacts:
     """Why something is unknown."""
     start_s: float | None = None
     """Time from the start of an instance's process until it is ready, seconds."""
+    busy_per_s: float | None = None
+    """Load that one replica works off while it is never idle. Above its capacity, which leaves it idle so that little waits. None for
+    hybrids.
+    """
 
 
 @dataclass(frozen=True, slots=True)

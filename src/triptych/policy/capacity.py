@@ -77,6 +77,8 @@ class Capacity:
     """Predicted quantile of the latency at that load; if it is 0, of the latency without load."""
     gap_s: float = 0.0
     """Predicted mean time between tokens, likewise."""
+    busy_per_s: float = 0.0
+    """Tokens per second of a replica that is never idle, whatever the latencies: how fast it works off a queue."""
     warnings: frozenset[CostWarning] = frozenset()
 
 
@@ -151,6 +153,7 @@ def _lowered(found: Capacity, modelled: Capacity, measured: Estimate) -> Capacit
         found,
         per_s=share * found.per_s,
         tokens_per_s=share * found.tokens_per_s,
+        busy_per_s=share * found.busy_per_s,
         warnings=found.warnings | measured.warnings,
     )
 
@@ -182,7 +185,8 @@ def _modelled_encode(
         if best is None or per_s > best.per_s:
             warnings = costs.warnings.union(*(estimate.warnings for estimate in (*prepared, *encoded)))
             latency_s = _quantile(shares, services_s, load.quantile) + wait_s(per_s)
-            best = Capacity(per_s, tokens * per_s, items, latency_s, warnings=warnings)
+            peak_per_s = min(preparing.peak_per_s, encoding.peak_per_s)
+            best = Capacity(per_s, tokens * per_s, items, latency_s, 0.0, tokens * peak_per_s, warnings)
         items *= 2
     if best is None:
         raise ValueError(f"max_items is {max_items}, must be at least 1")
@@ -212,6 +216,7 @@ def _modelled_text(
         max(1, ceil(batch)),
         model.ttft_s(per_s, batch),
         model.gap_s(per_s, batch),
+        model.tokens * model.peak_per_s,
         model.warnings,
     )
 

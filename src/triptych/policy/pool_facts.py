@@ -240,7 +240,7 @@ def _facts(found: _Found | str) -> PoolFacts:
     if per_s < _LEAST_SHARE * found.serial_per_s:
         text = f"{per_s:.3g} tokens/s of an instance by its profile, {found.serial_per_s:.3g} without objectives"
         return PoolFacts(missing=(*missing, f"a plausible capacity: {text}"))
-    return PoolFacts(per_s, found.wait_s, found.capacity.batch, missing)
+    return PoolFacts(per_s, found.wait_s, found.capacity.batch, missing, busy_per_s=found.capacity.busy_per_s)
 
 
 class _Share(NamedTuple):

@@ -42,8 +42,8 @@ class Reporting(Protocol):
         ...
 
 
-SetStages = Callable[[frozenset[Stage], int], None]
-"""Switches to these stages, by an order with this version. Raises Conflict, InvalidRequest."""
+SetStages = Callable[[frozenset[Stage], int, str], None]
+"""Switches to these stages, by an order with this version, for a reason. Raises Conflict, InvalidRequest."""
 
 
 class _Stream:
@@ -140,7 +140,7 @@ class Registrar:
                 self._scope.spawn(self._drain_as_ordered(), name="drain")
             case OrderKind.SWITCH if order.role is not None and self._set_stages is not None:
                 try:
-                    self._set_stages(order.role.stages, order.version)
+                    self._set_stages(order.role.stages, order.version, order.reason)
                 except TriptychError as error:
                     logger.warning("an order of pool manager %s is refused: %s", address, error.message)
 

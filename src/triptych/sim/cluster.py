@@ -145,12 +145,11 @@ class Node:
         return None if instance.switching is None else self._noting(instance.switching.set_stages)
 
     def _noting(self, set_stages: SetStages) -> SetStages:
-        """Note the switches that are ordered."""
+        """Note the orders to switch that are obeyed."""
 
-        def switch(stages: frozenset[Stage], version: int) -> None:
-            letters = "".join(stage.value[0].upper() for stage in Stage if stage in stages)
-            self._cluster.decide(f"{self.name} switches to {letters or 'no stage'}")
-            set_stages(stages, version)
+        def switch(stages: frozenset[Stage], version: int, reason: str) -> None:
+            set_stages(stages, version, reason)
+            self._cluster.decide(f"{self.name} switches to role {Role.of(stages).value}: {reason}")
 
         return switch
 

@@ -10,6 +10,8 @@ from typing import Literal, Self, get_args
 
 MAX_REQUESTS = 1_000_000
 """Most requests of one run; all are planned before the first is sent."""
+DURATION_S = 120.0
+"""Of a run, unless another one is asked for, or all of a recording."""
 MAX_IMAGES = 1024
 MAX_TOKENS = 10_000_000
 MAX_SIDE_PIXELS = 16_384

@@ -40,12 +40,14 @@ _TRACE_FILE = re.compile(r"chunk-(\d+)-trace\.csv")
 _MAX_NBYTES = 256 << 20
 _MAX_REASON = 200
 """Characters of a fault, which quotes the file."""
+_LEAST_S = 1e-3
+"""Shortest duration of a recording: of requests that came at once."""
 _AZURE_COLUMNS = ("TIMESTAMP", "NumImages", "ContextTokens", "GeneratedTokens")
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The part to replay: start, duration, and requests per second (None: as recorded)."""
+    """The part to replay: start, duration (infinite: to the end), and requests per second (None: as recorded)."""
 
     start_s: float
     duration_s: float
@@ -57,21 +59,26 @@ def load(path: Path, span: Span, size: Size | None, rng: random.Random) -> Plan:
 
     ``size`` overrides image sizes: ServeGen records their tokens, replayed as squares; Azure records nothing.
     """
-    if span.rate is not None:
+    if span.rate is not None and span.duration_s < math.inf:
         check_size(span.rate, span.duration_s)
     try:
         if path.is_dir():
             plan = _servegen(path, span, size, rng)
         else:
-            is_recorded = path.name.removesuffix(".gz").endswith(".jsonl")
-            plan = _within(_recorded(path, size) if is_recorded else _azure(path, size or DEFAULT_SIZE), span)
+            plan = _within(_recorded(path, size) if is_recorded(path) else _azure(path, size or DEFAULT_SIZE), span)
     except BadFile as error:
         raise WorkloadError(f"{path.name} {error}") from None
     except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
         raise WorkloadError(f"cannot read {path.name}: {getattr(error, 'strerror', None) or error}") from None
     if not plan.requests:
-        raise WorkloadError(f"{path.name} has no request between {span.start_s:g} s and +{span.duration_s:g} s")
+        until = "" if span.duration_s == math.inf else f" and +{span.duration_s:g} s"
+        raise WorkloadError(f"{path.name} has no request {'between' if until else 'after'} {span.start_s:g} s{until}")
     return plan
+
+
+def is_recorded(path: Path) -> bool:
+    """Whether a trace is a recording (``triptych workload record``), by its name."""
+    return path.name.removesuffix(".gz").endswith(".jsonl")
 
 
 # --- ServeGen: statistics per client, sampled into requests ---------------------------------------------------
@@ -229,8 +236,12 @@ def _recorded(path: Path, size: Size | None) -> Iterator[Planned]:
 
 
 def _within(rows: Iterator[Planned], span: Span) -> Plan:
-    """The requests within the span; with a rate, as many as it needs, scaled in time to the span's duration."""
-    wanted = None if span.rate is None else max(1, round(span.rate * span.duration_s))
+    """The requests within the span; with a rate, as many as it needs, scaled in time to the span's duration.
+
+    Rows that end before the span does are taken to last for another mean gap.
+    """
+    is_endless = span.duration_s == math.inf
+    wanted = None if span.rate is None or is_endless else max(1, round(span.rate * span.duration_s))
     end_s: float | None = None
     kept: list[Planned] = []
     for row in rows:
@@ -240,13 +251,17 @@ def _within(rows: Iterator[Planned], span: Span) -> Plan:
             break
         if at_s >= 0:
             kept.append(replace(row, arrival_s=at_s))
-    if span.rate is None or not kept:
+    if not kept:
+        return Plan(kept, span.duration_s)
+    if span.rate is None and not is_endless:
         check_size(len(kept) / span.duration_s, span.duration_s)
         return Plan(kept, span.duration_s)
     if end_s is None:  # the trace is too short: so is the run
         end_s = kept[-1].arrival_s * (len(kept) + 1) / len(kept)
-    stretch = len(kept) / span.rate / max(end_s, 1e-9)
-    return Plan([replace(row, arrival_s=row.arrival_s * stretch) for row in kept], len(kept) / span.rate)
+    end_s = max(_LEAST_S, end_s)
+    lasts_s = end_s if span.rate is None else len(kept) / span.rate
+    check_size(len(kept) / lasts_s, lasts_s)
+    return Plan([replace(row, arrival_s=row.arrival_s * lasts_s / end_s) for row in kept], lasts_s)
 
 
 def _opened(path: Path) -> io.TextIOBase:

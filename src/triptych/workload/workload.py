@@ -1,12 +1,13 @@
 """A workload as a command line describes it: a mix or a trace, and the rates at which it is offered."""
 
+import math
 import random
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from . import traces
-from .requests import MAX_CLIPS, MAX_IMAGES, Clip, Distribution, Mix, Plan, Size, WorkloadError, synthetic
+from .requests import DURATION_S, MAX_CLIPS, MAX_IMAGES, Clip, Distribution, Mix, Plan, Size, WorkloadError, synthetic
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,7 @@ class Workload:
     """Empty if none was asked for."""
     start_s: float
     duration_s: float
+    """Infinite for all of a recording."""
     burstiness: float
     seed: int
 
@@ -34,13 +36,15 @@ class Workload:
         trace: Path | None,
         rates: tuple[float | None, str | None],
         start_s: float,
-        duration_s: float,
+        duration_s: float | None,
         burstiness: float,
         seed: int,
     ) -> Self:
         """Make a load from the command line; ``mix`` is images, text tokens, output tokens; ``clips`` videos, their size and
-        seconds; ``sounds`` sounds and their seconds. Raises WorkloadError.
+        seconds; ``sounds`` sounds and their seconds. Without a duration a recording is replayed to its end. Raises WorkloadError.
         """
+        if duration_s is None:
+            duration_s = math.inf if trace is not None and traces.is_recorded(trace) else DURATION_S
         rate, sweep = rates
         if rate is not None and sweep is not None:
             raise WorkloadError("--rate and --sweep exclude each other")

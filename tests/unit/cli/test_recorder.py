@@ -5,6 +5,7 @@ import io
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -180,6 +181,26 @@ async def test_a_router_that_is_restarted_or_lost_is_named(tmp_path: Path) -> No
     assert "no longer answers: what ended there since 1 s is missing" in said
 
 
+async def test_a_recording_ends_when_no_router_is_left_and_says_so_at_once(tmp_path: Path) -> None:
+    away, back = Router([answer(0), None, answer(1, CHAT), None]), Router([answer(0), answer(0), None])
+    job = Job(tmp_path / "a.jsonl", "http://127.0.0.1:1", [], 600.0, patience_s=2.0)
+    console = Console(file=io.StringIO(), width=400)
+    assert isinstance(console.file, io.StringIO)
+    async with routers(away, back) as urls:
+        assert not await record(replace(job, admin=urls), console)
+    first, *said = console.file.getvalue().splitlines()
+    assert "recording the requests of" in first
+    assert [line for line in said if "answer" in line][:5] == [
+        f"the router at {urls[0]} does not answer; it is asked again",
+        f"the router at {urls[0]} answers again",
+        f"the router at {urls[1]} does not answer; it is asked again",
+        f"the router at {urls[0]} does not answer; it is asked again",
+        "no router has answered for 2 s: the recording ends",
+    ]
+    assert len(lines_of(job.out)) == 1
+    assert sum("no longer answers" in line for line in said) == 2
+
+
 async def test_what_is_no_router_is_refused(tmp_path: Path) -> None:
     async with admin.serve("127.0.0.1", 0, {}) as port:
         job = Job(tmp_path / "a.jsonl", "http://127.0.0.1:1", [f"http://127.0.0.1:{port}"], 1.0)
@@ -193,7 +214,7 @@ async def test_what_is_no_router_is_refused(tmp_path: Path) -> None:
     [
         ("full.jsonl", (), "full.jsonl exists: name another file, or remove it"),
         ("a.json", (), "name a file that ends in .jsonl"),
-        ("full.jsonl/a.jsonl", (), "a file is where its directory would be"),
+        ("full.jsonl/a.jsonl", (), "triptych: cannot write {out}: a file is where its directory would be"),
         ("a.jsonl", ("--admin", "nonsense"), "does not answer as the admin port of a router does"),
         ("a.jsonl", ("--url", "http://127.0.0.1:1"), "no router of a local cluster at http://127.0.0.1:1 is found"),
         ("a.jsonl", ("--duration", "0"), "--duration"),
@@ -205,5 +226,5 @@ def test_wrong_input_is_refused_before_anything_is_recorded(
     (tmp_path / "full.jsonl").write_text("{}\n")
     result = CliRunner().invoke(app, ["workload", "record", str(tmp_path / name), *options])
     assert result.exit_code != 0
-    assert message in " ".join(result.output.split())
+    assert message.format(out=tmp_path / name) in " ".join(result.output.split())
     assert [path.name for path in tmp_path.iterdir()] == ["full.jsonl"]

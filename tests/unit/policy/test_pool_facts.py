@@ -60,6 +60,18 @@ def test_a_capacity_far_below_one_request_after_the_other_is_not_believed() -> N
     assert [one for one in facts.missing if one.startswith("a plausible capacity: 0.")]
 
 
+def test_a_queue_is_worked_off_faster_than_the_objectives_permit_load() -> None:
+    """A tight objective leaves instances idle for most of the time: that does not make them slower."""
+    tight, loose = (text_facts(BOTH, Slo.parse([ttft]), MIX, limits=LIMITS) for ttft in ("ttft=2x", "ttft=50x"))
+    assert tight.capacity_per_s is not None
+    assert loose.capacity_per_s is not None
+    assert tight.busy_per_s == loose.busy_per_s
+    assert tight.busy_per_s is not None
+    assert tight.capacity_per_s < 0.5 * loose.capacity_per_s < loose.capacity_per_s <= tight.busy_per_s
+    items = encoder_facts(BOTH, SLO, MIX, limits=replace(ENCODER_LIMITS, max_items=1))
+    assert items.busy_per_s == pytest.approx(200 / 0.04), "one item of 200 tokens after the other"
+
+
 def test_other_requests_mean_another_capacity() -> None:
     longer = {"image-1024": replace(IMAGES, prompt_tokens=200_000)}
     base, other = (text_facts(BOTH, SLO, mix, limits=LIMITS).capacity_per_s for mix in (MIX, longer))

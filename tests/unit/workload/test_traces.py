@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+import math
 import os
 import random
 import re
@@ -112,6 +113,22 @@ def test_a_recording_is_replayed_by_arrival(tmp_path: Path, zipped: bool) -> Non
     sized = load(path, Span(0, 60), Size(2, 2), random.Random(0)).requests
     assert sized[0].images == (Size(2, 2),) * 2
     assert load(path, Span(0, 60, rate=0.5), None, random.Random(0)).rate == 0.5
+
+
+def test_a_recording_has_an_end_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(RECORDED)
+    got = load(path, Span(0, math.inf), None, random.Random(0))
+    assert [request.arrival_s for request in got.requests] == [0.5, 2.5, 9.0]
+    assert got.duration_s == 12.0, "another mean gap"
+    later = load(path, Span(2, math.inf), None, random.Random(0))
+    assert ([request.arrival_s for request in later.requests], later.duration_s) == ([0.5, 7.0], 10.5)
+    faster = load(path, Span(0, math.inf, rate=1.0), None, random.Random(0))
+    assert ([request.arrival_s for request in faster.requests], faster.rate) == ([0.125, 0.625, 2.25], 1.0)
+    with pytest.raises(WorkloadError, match="has no request after 99 s"):
+        load(path, Span(99, math.inf), None, random.Random(0))
+    path.write_text(RECORDED.splitlines()[1].replace("0.5", "0"))
+    assert load(path, Span(0, math.inf), None, random.Random(0)).requests[0].arrival_s == 0
 
 
 @given(

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -151,7 +152,7 @@ def write_json(path: Path, job: Bench, runs: Sequence[Run]) -> None:
         "workload": {
             "trace": job.workload.trace.name if job.workload.trace else None,
             "start_s": job.workload.start_s,
-            "duration_s": job.workload.duration_s,
+            "duration_s": job.workload.duration_s if job.workload.duration_s < math.inf else None,
             "burstiness": job.workload.burstiness,
             "seed": job.workload.seed,
             "ignore_eos": job.ignore_eos,

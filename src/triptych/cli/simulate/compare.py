@@ -77,11 +77,13 @@ def _number(value: float) -> str:
 
 
 def _dollars(value: float) -> str:
-    return f"${value:.2f}" if value >= 0 else f"-${-value:.2f}"
+    return f"${value:.2f}"
 
 
 def _signed(form: Callable[[float], str], value: float) -> str:
-    return f"+{form(value)}" if value > 0 else form(value)
+    """With a sign, unless it is shown as nothing."""
+    text = form(abs(value))
+    return text if text == form(0.0) else f"{'+' if value > 0 else '-'}{text}"
 
 
 def _price(run: Ran, report: Report) -> float | None:

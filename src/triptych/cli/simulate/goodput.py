@@ -22,11 +22,17 @@ class Goodput:
         return Interval.of(list(self.by_seed.values()))
 
     @property
+    def ends(self) -> tuple[float, float] | None:
+        """Those of the interval; no rate is below 0. None with one seed."""
+        ends = self.interval.ends
+        return None if ends is None else (max(0.0, ends[0]), ends[1])
+
+    @property
     def method(self) -> str:
         return f"Student's t over {len(self.by_seed)} seeds"
 
     def __str__(self) -> str:
-        if (ends := self.interval.ends) is None:
+        if (ends := self.ends) is None:
             spread = "no interval, with one seed"
         else:
             spread = f"{ends[0]:.3g} to {ends[1]:.3g} with {CONFIDENCE:.0%} confidence ({self.method})"
@@ -35,7 +41,7 @@ class Goodput:
     def document(self) -> dict[str, Any]:
         return {
             "mean_rps": self.interval.mean,
-            "interval_rps": self.interval.ends,
+            "interval_rps": self.ends,
             "confidence": CONFIDENCE,
             "method": self.method,
             "definition": self.definition,

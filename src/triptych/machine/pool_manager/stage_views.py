@@ -11,6 +11,10 @@ _ALONE = {Stage.ENCODE: Role.E, Stage.PREFILL: Role.P, Stage.DECODE: Role.D}
 """The pool whose facts are those of a stage by itself."""
 _STALE_S = 5.0
 """Loads that are older decide nothing here."""
+_LEAST_BUSY = 0.5
+"""Share of what an instance works off that it is taken to bear in any case. Where its objectives permit less, waits come from requests
+that differ much in length. In seconds under such a load, the little that is there would look like a long queue.
+"""
 _BURST = 1.5
 """A load of 5 s counts if it is this multiple of that of 30 s: less may be chance."""
 
@@ -39,15 +43,18 @@ def _view(stage: Stage, usable: Sequence[MemberStatus], known: PoolView) -> Stag
             return None
         held = [float(member.load.at(stage).pending) for member in serving]
         return StageView(stage, staying, sum(held), float(known.facts.batch), 0.0, 0.0, _movable(stage, serving, held))
-    per_s, load, age_s = known.facts.capacity_per_s, known.load, known.report_age_s
-    if not per_s or load is None or age_s is None or age_s > _STALE_S or not known.facts.wait_objective_s:
+    facts, load, age_s = known.facts, known.load, known.report_age_s
+    if load is None or age_s is None or age_s > _STALE_S or not facts.wait_objective_s:
         return None
+    if not facts.capacity_per_s or not facts.busy_per_s:
+        return None
+    per_s = max(facts.capacity_per_s, _LEAST_BUSY * facts.busy_per_s)
     held = [member.load.at(stage).pending_tokens / per_s for member in serving]
     return StageView(
         stage,
         staying,
         max(sum(held), load.waiting / per_s),
-        known.facts.wait_objective_s,
+        facts.wait_objective_s,
         (load.burst_per_s if load.burst_per_s >= _BURST * load.short_per_s else load.short_per_s) / per_s,
         1.0,
         _movable(stage, serving, held),

@@ -8,7 +8,7 @@ from ..scenario import Deployment  # noqa: TID252 - of the simulator
 
 _LACKING: Mapping[str, Callable[[Deployment], bool]] = {
     "autoscaling": lambda deployment: deployment.scales,
-    "instances that switch": lambda deployment: any(
+    "switching (--no-switch-roles turns it off)": lambda deployment: any(
         settings.switchable is not None for settings in deployment.texts.values()
     ),
     "a host's cores": lambda deployment: deployment.host is not None,

@@ -103,7 +103,9 @@ def test_the_goodput_is_found_between_two_rates_with_its_interval(config: Path, 
     assert 0.5 < least <= most < 64
     assert found["mean_rps"] == document["goodput_rps"] == pytest.approx((least + most) / 2)
     low, high = found["interval_rps"]
-    assert (high - low) / 2 == pytest.approx(12.7062 * (most - least) / 2, abs=1e-3), "t of two values"
+    half = 12.7062 * (most - least) / 2
+    assert high - found["mean_rps"] == pytest.approx(half, abs=1e-3), "t of two values"
+    assert low == pytest.approx(max(0.0, found["mean_rps"] - half), abs=1e-3), "no rate is below 0"
     assert f"goodput {found['mean_rps']:.3g} requests/s" in said
     assert "at least 80% of the requests (those of the first 1 s do not count) get a TTFT of at most 2000 ms" in said, (
         "the definition is beside the figure"
@@ -189,6 +191,14 @@ def test_two_scenarios_are_compared_over_the_same_requests(config: Path, tmp_pat
     assert "b.toml - a.toml" in said
     assert "TTFT mean" in report.read_text()
     assert "l40s | h100" in report.read_text()
+
+
+def test_a_difference_that_is_shown_as_nothing_has_no_sign(config: Path, tmp_path: Path) -> None:
+    files = pair(config, tmp_path, "control-ms = 0.301", "control-ms = 0.3")
+    said = triptych("--compare", *files, "--roles", "EPD:1", *SHORT, "--seeds", 2)
+    prices = said.partition("price of 1000 requests ")[2].split()
+    assert prices[2:6] == ["$0.00", "$0.00", "to", "$0.00"]
+    assert not re.search(r"[-+]\$?0(\.0+)?( ms|%)", said)
 
 
 def test_the_goodput_of_two_scenarios_is_compared(config: Path, tmp_path: Path) -> None:
@@ -403,6 +413,18 @@ def test_requests_of_the_warm_up_are_not_counted(config: Path, tmp_path: Path) -
     }
 
 
+def test_a_recording_is_replayed_to_its_end(config: Path, tmp_path: Path) -> None:
+    trace, results = tmp_path / "monday.jsonl", tmp_path / "results.json"
+    line = '{"arrival_s": %s, "text_tokens": 9, "output_tokens": 2}\n'
+    trace.write_text("".join(line % at_s for at_s in (10, 200, 300)))
+    arrivals: dict[str, list[float]] = {}
+    for name, arguments in {"whole": (), "part": ("--duration", 250)}.items():
+        triptych("--model", config, "--trace", trace, "--json", results, *arguments)
+        [run] = json.loads(results.read_text())["runs"]
+        arrivals[name] = [request["arrival_s"] for request in run["requests"]]
+    assert arrivals == {"whole": [10, 200, 300], "part": [10, 200]}
+
+
 def test_several_seeds_count_for_the_rate_that_was_asked_for(config: Path, tmp_path: Path) -> None:
     results = tmp_path / "results.json"
     triptych(
@@ -421,7 +443,19 @@ def test_roles_are_switched_between_all_stages(config: Path) -> None:
         *("--images", 6, "--image-size", "336x336", "--text-tokens", 8, "--output-tokens", 64, "--duration", 60),
         *("--slo", "ttft=1s,tbt=40ms", "--max-sequences", 64),
     )
-    assert " switches to " in said
+    assert re.search(
+        r"(prefill|encoder|decode)-\d switches to role [EPD]: \w+ holds .* in 5 s, .* are within its objective", said
+    )
+
+
+@pytest.mark.extended
+def test_stages_that_bear_a_mixed_load_keep_their_instances(config: Path) -> None:
+    """Texts are short beside images, so that no wait is within their objective of five times their own latency."""
+    said = triptych(
+        *("--model", config, "--device", "a100-80", "--preset", "epd", "--roles", "E:3,P:2,D:3", "--rate", 6),
+        *("--images", "0:0.3,1:0.5,4:0.2", "--image-size", "1024x768", "--duration", 20),
+    )
+    assert "switches to" not in said
 
 
 def test_a_model_that_does_not_fit_is_refused_with_numbers(config: Path) -> None:
@@ -494,3 +528,7 @@ def test_what_the_machines_do_not_have_is_refused(config: Path) -> None:
         *("--model", config, "--preset", "modserve", "--autoscale", *SHORT, "--fidelity", "machines"), status=2
     )
     assert "--fidelity machines does not have autoscaling: use --fidelity services" in said
+    epd = ("--model", config, "--preset", "epd", *SHORT, "--fidelity", "machines")
+    said = triptych(*epd, status=2)
+    assert "does not have switching (--no-switch-roles turns it off): use --fidelity services" in said
+    assert "requests simulated by machines" in triptych(*epd, "--no-switch-roles")

@@ -9,10 +9,11 @@ from triptych.domain.membership import MemberKind
 from triptych.domain.pool import MemberCondition, MemberStatus, Registration
 from triptych.domain.stage import Role, Stage
 from triptych.machine.pool_manager.stage_views import stage_views, switched
+from triptych.policy.switching import StageView
 
 ENCODE, PREFILL, DECODE = Stage.ENCODE, Stage.PREFILL, Stage.DECODE
 LOAD = PoolLoad(burst_per_s=30.0, short_per_s=20.0, long_per_s=50.0, peak_per_s=60.0, waiting=500.0, coverage=1.0)
-FACTS = PoolFacts(100.0, 2.0, 12)
+FACTS = PoolFacts(100.0, 2.0, 12, busy_per_s=100.0)
 KNOWN = PoolView("m/E", 2, Bounds(), load=LOAD, report_age_s=1.0, facts=FACTS)
 POOLS = {Role.E: KNOWN, Role.P: KNOWN, Role.D: KNOWN}
 
@@ -35,6 +36,22 @@ def test_a_stage_holds_what_its_instances_hold_or_what_routers_say_that_waits() 
     assert [(one.instance_id, one.held) for one in view.movable] == [("e", 6.0)]
     (view,) = stage_views([member("p", Role.P)], {Role.P: KNOWN})
     assert view.held == 5.0
+
+
+def test_a_tight_objective_does_not_make_little_work_look_like_a_long_queue() -> None:
+    """The objectives leave an instance idle for nearly all of the time."""
+    encoder = member("e", Role.E, {ENCODE: StageLoad(pending_tokens=600, pending=3)})
+
+    def viewed(capacity_per_s: float) -> StageView:
+        facts = replace(FACTS, capacity_per_s=capacity_per_s, busy_per_s=400.0)
+        (view,) = stage_views([encoder], {Role.E: replace(KNOWN, facts=facts)})
+        return view
+
+    view = viewed(300.0)
+    assert (view.held, view.arriving, view.served) == (2.0, 0.1, 1.0)
+    view = viewed(12.0)
+    assert (view.held, view.arriving, view.served) == (3.0, 0.15, 1.0)
+    assert view.pressure(5.0, 1) < 1, "as little arrives, it does not grow"
 
 
 def test_the_decode_stage_holds_running_answers() -> None:
@@ -82,6 +99,7 @@ def test_one_that_is_about_to_leave_a_stage_does_not_count_for_it() -> None:
     "unknown",
     [
         replace(KNOWN, facts=replace(FACTS, capacity_per_s=None)),
+        replace(KNOWN, facts=replace(FACTS, busy_per_s=None)),
         replace(KNOWN, facts=replace(FACTS, wait_objective_s=None)),
         replace(KNOWN, facts=replace(FACTS, wait_objective_s=0.0)),
         replace(KNOWN, load=None),

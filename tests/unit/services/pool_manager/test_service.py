@@ -472,7 +472,7 @@ async def test_a_member_that_reports_too_often_is_slowed_down_and_another_is_not
 def switchable(process: Process) -> None:
     """It registers as one that can switch to any role, and serves PD."""
     process.told = replace(process.told, role=Role.PD, switchable=Role.EPD)
-    process.set_stages(Role.PD.stages, 8)
+    process.set_stages(Role.PD.stages, 8, "a test")
 
 
 @virtually
@@ -492,6 +492,7 @@ async def test_an_order_to_switch_is_obeyed_and_seen_in_the_status() -> None:
         assert here.metric("switches_total", from_role="PD", to_role="D", outcome="obeyed") == 1
         assert here.metrics.registry.get_sample_value("triptych_pool_switch_seconds_count") == 1
         assert (frozenset(moves.load().stages), moves.stages_version) == (Role.D.stages, 9)
+        assert moves.switched_for == "an operator asked for it"
         assert here.metric("switch_unserved_seconds") == 0
         ((_, told),) = [pool.members for pool in (await manager.status()).pools]
         assert (told.wanted, told.open, told.is_as_wanted) == (Role.D, Role.D.stages, True)

@@ -42,7 +42,7 @@ class Switchable:
 
     def to(self, role: Role) -> None:
         self.version += 1
-        self.switching.set_stages(role.stages, self.version)
+        self.switching.set_stages(role.stages, self.version, "a test")
 
     @property
     def reported(self) -> frozenset[Stage]:
@@ -185,10 +185,10 @@ def test_a_batch_of_items_ends_when_encode_closes_and_what_waits_is_refused() ->
 def test_old_orders_are_refused() -> None:
     async def scenario() -> None:
         async with switchable(Role.PD) as s:
-            s.switching.set_stages(Role.D.stages, 4)
+            s.switching.set_stages(Role.D.stages, 4, "a test")
             for version in (3, 4):
                 with pytest.raises(Conflict):
-                    s.switching.set_stages(Role.E.stages, version)
+                    s.switching.set_stages(Role.E.stages, version, "a test")
             assert (s.reported, s.text.service.load().stages_version) == (Role.D.stages, 4)
             assert s.metric("switches_total", outcome="refused") == 2
             info = await s.text.service.describe()

@@ -63,7 +63,7 @@ class Instance:
     def order(self, role: Role) -> None:
         assert self.running.instance.switching is not None
         self._version += 1
-        self.running.instance.switching.set_stages(role.stages, self._version)
+        self.running.instance.switching.set_stages(role.stages, self._version, "a test")
 
     async def switch(self, role: Role) -> None:
         """Until it has switched, has unloaded what it does not need, and says so."""
