@@ -43,6 +43,8 @@ class Taken:
     stages_s: Mapping[str, float]
     """Means."""
     foreign_cores: float
+    passes: Mapping[str, float]
+    """Steps of the text engine and batches of the encoder, by kind of process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +74,10 @@ class Calibration:
             _Kinds(self.taken, decoder, encoder, image, 1),
             _Kinds(self.taken, decoder, encoder, image, TOGETHER),
         )
-        sequence_s = max(0.0, (together.step_s - alone.step_s) / (TOGETHER - 1))
-        step_s = max(0.0, alone.step_s - sequence_s)
-        before, item_before = alone.before(step_s + sequence_s), alone.item_before
+        more = together.sequences - alone.sequences
+        sequence_s = max(0.0, (together.step_s - alone.step_s) / more) if more > 0 else 0.0
+        step_s = max(0.0, alone.step_s - alone.sequences * sequence_s)
+        before, item_before = alone.before(step_s + sequence_s), alone.item_before(step_s)
         encoder_before = alone.encoder_before
 
         def cost(of: Callable[[_Kinds], float]) -> Cost:
@@ -93,7 +96,7 @@ class Calibration:
 
         text = TextCosts(
             request=cost(lambda kinds: before * kinds.text_request_s(step_s, sequence_s)),
-            item=cost(lambda kinds: item_before * kinds.text_item_s),
+            item=cost(lambda kinds: item_before * kinds.text_item_s(step_s)),
             end=cost(lambda kinds: (1 - before) * kinds.text_request_s(step_s, sequence_s)),
             step_s=step_s,
             sequence_s=sequence_s,
@@ -133,30 +136,40 @@ class _Kinds:
     def item_s(self, process: str) -> float:
         return self._of("image").cpu_s[process] - self._of("text").cpu_s[process]
 
+    def _steps(self, kind: str) -> float:
+        """Of the text instance, for each request."""
+        return self._of(kind).passes[TEXT]
+
+    @property
+    def sequences(self) -> float:
+        """In a step that decodes."""
+        return (ANSWER - 1) / (self._steps("answer") - self._steps("text"))
+
     @property
     def step_s(self) -> float:
-        """Of a step of the text instance beside its engine's."""
-        answer = self._of("answer")
-        context = answer.prompt_tokens + ANSWER / 2
-        return self.together * self.message_s(TEXT) - self.decoder.decode_s(self.together, context).value
+        """Of a step that decodes at the text instance, beside its engine's."""
+        answer, sequences = self._of("answer"), self.sequences
+        engine_s = self.decoder.decode_s(sequences, answer.prompt_tokens + ANSWER / 2).value
+        return sequences * self.message_s(TEXT) - engine_s
 
     def _prefill_s(self, kind: str) -> float:
-        """Of one prompt's share in a step of all."""
-        prompts = [(self._of(kind).prompt_tokens, 0.0)] * self.together
-        return self.decoder.step_s(0, 0, prompts).value / self.together
+        """Of one prompt's share in steps with as many prompts as there were."""
+        steps = self._steps(kind)
+        return steps * self.decoder.prefill_s(self._of(kind).prompt_tokens / steps).value
 
     def text_request_s(self, step_s: float, sequence_s: float) -> float:
-        return self._of("text").cpu_s[TEXT] - self._prefill_s("text") - step_s / self.together - sequence_s
+        return self._of("text").cpu_s[TEXT] - self._prefill_s("text") - self._steps("text") * step_s - sequence_s
 
-    @property
-    def text_item_s(self) -> float:
-        return self.item_s(TEXT) - self._prefill_s("image") + self._prefill_s("text")
+    def text_item_s(self, step_s: float) -> float:
+        more = self._prefill_s("image") - self._prefill_s("text")
+        return self.item_s(TEXT) - more - (self._steps("image") - self._steps("text")) * step_s
 
     @property
     def _engine_s(self) -> float:
         """Of an item, what the encoder's profile has."""
         prepare_s = self.encoder.prepare_s(self.image.nbytes, self.image.pixels).value
-        return prepare_s + self.encoder.encode_s(self.image.tokens, self.together).value / self.together
+        batches = self._of("image").passes[ENCODER]
+        return prepare_s + batches * self.encoder.encode_s(self.image.tokens, 1 / batches).value
 
     @property
     def encoder_item_s(self) -> float:
@@ -167,12 +180,11 @@ class _Kinds:
         """As ``before``, of what an item takes at the encoder: what of its stage is not known otherwise."""
         return _share(self._of("image").stages_s["encode"] - 2 * CONTROL_S - self._engine_s, self.encoder_item_s)
 
-    @property
-    def item_before(self) -> float:
+    def item_before(self, step_s: float) -> float:
         """As ``before``, of what an item takes: the time that the encoder and the pull add are known."""
         image, text = self._of("image"), self._of("text")
         known_s = image.stages_s["encode"] + image.stages_s["pull"] + self._prefill_s("image") - self._prefill_s("text")
-        all_s = sum(self.item_s(process) for process in (CLIENT, GATEWAY, ROUTER)) + self.text_item_s
+        all_s = sum(self.item_s(process) for process in (CLIENT, GATEWAY, ROUTER)) + self.text_item_s(step_s)
         return _share(image.ttft_s - text.ttft_s - known_s, all_s)
 
     def before(self, lone_step_s: float) -> float:
@@ -244,4 +256,5 @@ def _taken(kind: str, records: Sequence[Record], watched: Watched, idle_cores: M
         statistics.median(record.tpot_s or 0.0 for record in records),
         {stage: sum_s / max(1.0, watched.requests) for stage, sum_s in watched.stages_s.items()},
         watched.foreign_cores,
+        {kind: passes / number for kind, passes in watched.passes.items()},
     )

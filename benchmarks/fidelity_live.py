@@ -50,6 +50,8 @@ class Watched:
     stages_s: Mapping[str, float]
     """Sums over the requests that were answered."""
     requests: float
+    passes: Mapping[str, float]
+    """Steps of text engines and batches of encoders, by kind of process."""
 
     def since(self, before: "Watched") -> "Watched":
         return Watched(
@@ -58,6 +60,7 @@ class Watched:
             self.machine_s - before.machine_s,
             {stage: sum_s - before.stages_s[stage] for stage, sum_s in self.stages_s.items()},
             self.requests - before.requests,
+            {kind: number - before.passes[kind] for kind, number in self.passes.items()},
         )
 
     @property
@@ -115,13 +118,13 @@ class Live:
             spent[_kind(name)] += sum(cpu_s(member) for member in (process, *process.children(recursive=True)))
         spent[CLIENT] += cpu_s(psutil.Process(os.getpid()))
         async with httpx.AsyncClient() as client:
-            samples = await scrape(client, self._cluster.admin_urls["router"])
-        if samples is None:
-            raise RuntimeError("the router's metrics cannot be read")
+            read = {name: await scrape(client, url) for name, url in self._cluster.admin_urls.items()}
 
         def total(name: str, **labels: str) -> float:
-            return samples.total(name, **labels) or 0.0
+            return sum(samples.total(name, **labels) or 0.0 for samples in read.values() if samples is not None)
 
+        if read[ROUTER] is None:
+            raise RuntimeError("the router's metrics cannot be read")
         sums = {stage: total("triptych_stage_seconds_sum", stage=stage) for stage in STAGES}
         busy = psutil.cpu_times()
         return Watched(
@@ -130,6 +133,7 @@ class Live:
             busy.user + busy.nice + busy.system + busy.irq + busy.softirq,
             sums,
             total("triptych_stage_seconds_count", stage="prefill"),
+            {TEXT: total("triptych_step_seconds_count"), ENCODER: total("triptych_encoder_batch_items_count")},
         )
 
 

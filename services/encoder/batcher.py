@@ -81,12 +81,13 @@ class Batcher(Generic[PreparedT]):
         compute: Offload,
         clock: Clock,
         on_change: Callable[[], None],
+        on_batch: Callable[[int], None],
         published: PublishedContents,
         on_encoded: Callable[[Slot, Sequence[Tensor]], None] = lambda *_: None,
     ) -> None:
         """``prepare`` is a pool for ``max_preparing`` items; ``compute`` runs one call at a time.
 
-        ``on_change`` signals load; ``published`` is told what is being encoded; ``on_encoded`` gets each embedding once its callers are answered.
+        ``on_change`` signals load; ``on_batch`` gets the number of items of each batch that was encoded; ``published`` is told what is being encoded; ``on_encoded`` gets each embedding once its callers are answered.
         """
         self._engine = engine
         self._store = store
@@ -97,6 +98,7 @@ class Batcher(Generic[PreparedT]):
         self._compute = compute
         self._clock = clock
         self._on_change = on_change
+        self._on_batch = on_batch
         self._on_encoded = on_encoded
         self._published = published
         self._flights: dict[bytes, _Flight[PreparedT]] = {}
@@ -293,6 +295,7 @@ class Batcher(Generic[PreparedT]):
             logger.warning("a batch of %d items failed: they are encoded one by one (%s)", len(batch), error)
             await self._one_by_one(batch)
             return
+        self._on_batch(len(batch))
         if len(embeddings) != len(batch):
             for flight in batch:
                 self._fail(flight, RuntimeError(f"{len(batch)} items gave {len(embeddings)} embeddings"))

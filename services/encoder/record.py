@@ -13,6 +13,9 @@ class Record:
 
     def refused(self, error: TriptychError) -> None: ...
 
+    def batch(self, items: int) -> None:
+        """A batch of so many items has been encoded."""
+
     def file_read(self, outcome: str) -> None:
         """hit, miss, damaged (and removed), failed, or left (by all callers)."""
 
@@ -38,6 +41,9 @@ class EncoderRecord(Record):
         )
         stages = metrics.histogram("triptych_encoder_stage_seconds", "Stages of encoded items", ("stage",))
         self._queue, self._encode = stages.labels("queue"), stages.labels("encode")
+        self._batches = metrics.histogram(
+            "triptych_encoder_batch_items", "Items of each batch", buckets=(1, 2, 4, 8, 16, 32, 64)
+        )
         self._file_reads = metrics.counter(
             "triptych_embedding_file_reads", "Embeddings looked for in files, by outcome", ("outcome",)
         )
@@ -57,6 +63,9 @@ class EncoderRecord(Record):
             span.note({"triptych.item": request.item, "triptych.cached": result.cached})
             if not result.cached:
                 span.stages({"queue": result.queue_s, "encode": result.encode_s})
+
+    def batch(self, items: int) -> None:
+        self._batches.observe(items)
 
     def refused(self, error: TriptychError) -> None:
         self._failed.labels(error.code).inc()

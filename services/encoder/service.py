@@ -96,6 +96,7 @@ class EncoderService(Generic[PreparedT]):
             compute=loaded.compute,
             clock=world.clock,
             on_change=self._watched_load.notify,
+            on_batch=record.batch,
             published=self.published,
             on_encoded=(lambda *_: None) if files is None else files.keep,
         )

@@ -78,13 +78,14 @@ class EngineLoop:
         clock: Clock,
         on_change: Callable[[], None],
         on_gap: Callable[[float], None],
+        on_step: Callable[[float], None],
         scheduler: DeviceScheduler | None = None,
         most_copied_bytes: int = 1 << 24,
     ) -> None:
         """``thread`` runs one call at a time. ``on_change`` is called when ``pending_tokens`` may have changed.
 
-        ``on_gap`` gets the seconds between two tokens of a choice. ``scheduler`` is set if an encoder shares the
-        thread. ``most_copied_bytes``: of copies between two steps, unless a single one has more.
+        ``on_gap`` gets the seconds between two tokens of a choice, ``on_step`` those of each step. ``scheduler`` is set if an
+        encoder shares the thread. ``most_copied_bytes``: of copies between two steps, unless a single one has more.
         """
         self._most_copied_bytes = most_copied_bytes
         self._copies: deque[_Copy] = deque()
@@ -96,6 +97,7 @@ class EngineLoop:
         if scheduler is not None:
             scheduler.vision_encoder.when_ready(self._wake_up)
         self._on_gap = on_gap
+        self._on_step = on_step
         self._engine = engine
         self._thread = thread
         self._clock = clock
@@ -328,6 +330,7 @@ class EngineLoop:
                 self._fail(request_id, error)
             return
         now_s, self._load = self._clock(), load
+        self._on_step(now_s - began_s)
         if load.computed:
             self._tell_followers(load)
         for request_id in [name for name in self._unbegun if name not in load.waiting or name in load.awaiting]:

@@ -10,6 +10,7 @@ from triptych.runtime.metrics import Metrics
 from triptych.transport.receiver import PullRecord
 
 _TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10)
+_STEP_S = (0.0005, *_TOKEN_S)
 _PULL_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _NO_BACKEND = "none"
 """For a pull that failed before it had a connection."""
@@ -26,6 +27,9 @@ class Record(PullRecord):
 
     def token_gap(self, seconds: float) -> None:
         """Time between two deliveries of tokens to one sequence."""
+
+    def stepped(self, seconds: float) -> None:
+        """The engine has made a step, which took so long."""
 
     def kv_segments(self, outcome: str, count: int = 1, nbytes: int = 0) -> None:
         """What became of segments of keys and values: ``sealed`` or ``cached`` (in the arena already) where they are transferred, ``kept`` where they are for others;
@@ -96,6 +100,7 @@ class TextRecord(Record):
         counter, histogram = metrics.counter, metrics.histogram
         stages = histogram("triptych_text_stage_seconds", "Stages of requests in this instance", ("stage",))
         self._stages = {name: stages.labels(name) for name in ("queue", "pull", "prefill", "decode")}
+        self._steps = histogram("triptych_step_seconds", "Steps of the engine", (), _STEP_S)
         self._failed = counter("triptych_text_failures", "Requests that failed", ("code",))
         items = counter("triptych_image_cache", "Items of requests, by whether their embedding was cached", ("hit",))
         self._hits, self._misses = items.labels("yes"), items.labels("no")
@@ -178,6 +183,9 @@ class TextRecord(Record):
     def transport_reset(self, backend: str, cause: str) -> None:
         """``OnReset`` of this process's transports."""
         self._resets.labels(backend, cause).inc()
+
+    def stepped(self, seconds: float) -> None:
+        self._steps.observe(seconds)
 
     def token_gap(self, seconds: float) -> None:
         if self._token is not None:

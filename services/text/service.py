@@ -99,6 +99,7 @@ class TextService:
             clock=clock,
             on_change=self._watched_load.notify,
             on_gap=record.token_gap,
+            on_step=record.stepped,
             scheduler=scheduler,
             most_copied_bytes=settings.kv_bytes_per_step,
         )

@@ -124,26 +124,25 @@ def test_prompts_have_the_tokens_of_the_texts_that_are_sent() -> None:
     assert exact[1].text_tokens > exact[0].text_tokens + 20
 
 
-def test_what_a_calibration_measured_is_divided_among_requests_messages_and_steps() -> None:
-    """Made of known costs, and with nothing for what comes together but the first: these costs come out again."""
-    prefill_s, decode_s, step_s, request_s, message_s = 0.003, 0.002, 0.0015, 0.004, 0.0002
+@pytest.mark.parametrize("joined", [2, TOGETHER])
+def test_what_a_calibration_measured_is_divided_among_requests_messages_and_steps(joined: int) -> None:
+    """Made of known costs, and with nothing for what comes together but the first: these costs come out again, however many
+    requests ``joined`` in a step.
+    """
+    prefill_s, decode_s, step_s, sequence_s, request_s, message_s = 0.003, 0.002, 0.0015, 0.0003, 0.004, 0.0002
     decoder = synthetic_decoder_profile(step_s=decode_s, sequence_s=0.0, prefill_token_s=0.0001, load_s=0.0)
     encoder = synthetic_encoder_profile(pass_s=0.002, token_s=0.0, prepare_s=0.001, load_s=0.0)
 
     def taken(kind: str, tokens: int, together: int) -> Taken:
+        size = 1 if together == 1 else joined
         front_s = (request_s + tokens * message_s) / together
-        prefills_s = (decode_s + 0.0001 * 10 * together) / together
-        text_s = prefills_s + (step_s + (tokens - 1) * (decode_s + step_s) + request_s) / together
-        cpu_s = {
-            "client": front_s,
-            "gateway": front_s,
-            "router": front_s,
-            "text": text_s,
-            "encoder": 0.0,
-            "others": 0.0,
-        }
-        ttft_s = 3 * (request_s + message_s) + prefill_s + step_s + request_s + 0.0006
-        return Taken(kind, 10, 10.0, tokens, cpu_s, ttft_s, 0.0, {"encode": 0.0, "pull": 0.0}, 0.0)
+        passes_s = (decode_s + 0.0001 * 10 * size + (tokens - 1) * decode_s) / size
+        text_s = passes_s + tokens * (step_s / size + sequence_s) + request_s / together
+        front = dict.fromkeys(("client", "gateway", "router"), front_s)
+        cpu_s = front | {"text": text_s, "encoder": 0.0, "others": 0.0}
+        ttft_s = 3 * (request_s + message_s) + prefill_s + step_s + sequence_s + request_s + 0.0006
+        passes = {"text": tokens / size, "encoder": 1 / size}
+        return Taken(kind, 10, 10.0, tokens, cpu_s, ttft_s, 0.0, {"encode": 0.0, "pull": 0.0}, 0.0, passes)
 
     measured = {
         f"{kind}{'s' * (together > 1)}": taken(kind, tokens, together)
@@ -157,8 +156,9 @@ def test_what_a_calibration_measured_is_divided_among_requests_messages_and_step
     assert host.router.message.together_s == pytest.approx(0.0, abs=1e-9)
     assert host.router.request.alone_s + host.router.end.alone_s == pytest.approx(request_s)
     assert host.router.end.alone_s == pytest.approx(0.0, abs=1e-9), "all of it is before the first token"
-    assert (host.text.step_s, host.text.sequence_s) == pytest.approx((step_s, 0.0), abs=1e-9)
+    assert (host.text.step_s, host.text.sequence_s) == pytest.approx((step_s, sequence_s), abs=1e-9)
     assert host.text.request.alone_s == pytest.approx(request_s)
+    assert host.text.request.together_s == pytest.approx(0.0, abs=1e-9)
 
 
 def test_the_benchmark_predicts_and_runs_the_same_requests(tmp_path: Path) -> None:

@@ -567,7 +567,9 @@ def test_an_engine_that_cannot_go_on_ends_its_loop_and_only_what_it_had_begun_is
     async def scenario() -> None:
         clock = asyncio.get_running_loop().time
         engine, thread = Dead(VOCABULARY, max_running=1), InlineOffload(1)
-        loop = EngineLoop(engine, thread, clock=clock, on_change=lambda: None, on_gap=lambda _: None)
+        loop = EngineLoop(
+            engine, thread, clock=clock, on_change=lambda: None, on_gap=lambda _: None, on_step=lambda _: None
+        )
         over = list[str]()
 
         def submit(name: str) -> Sequences:
@@ -597,7 +599,12 @@ def test_an_engine_that_is_lost_while_it_has_no_request_ends_its_loop() -> None:
     async def scenario() -> None:
         clock = asyncio.get_running_loop().time
         loop = EngineLoop(
-            Dead(VOCABULARY), InlineOffload(1), clock=clock, on_change=lambda: None, on_gap=lambda _: None
+            Dead(VOCABULARY),
+            InlineOffload(1),
+            clock=clock,
+            on_change=lambda: None,
+            on_gap=lambda _: None,
+            on_step=lambda _: None,
         )
         asyncio.get_running_loop().call_later(1.0, loop.lose)
         with pytest.raises(InstanceLost, match="the engine has failed"):
@@ -643,7 +650,9 @@ def test_what_waits_is_counted_and_moved_when_it_is_lost_whatever_leaves_meanwhi
     async def scenario() -> None:
         clock = asyncio.get_running_loop().time
         engine = Ordered(VOCABULARY, max_running=1, step_s=0.01)
-        loop = EngineLoop(engine, InlineOffload(1), clock=clock, on_change=lambda: None, on_gap=lambda _: None)
+        loop = EngineLoop(
+            engine, InlineOffload(1), clock=clock, on_change=lambda: None, on_gap=lambda _: None, on_step=lambda _: None
+        )
         sequences: dict[str, Sequences] = {}
 
         def submit(name: str, lost_s: float) -> None:
