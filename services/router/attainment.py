@@ -6,6 +6,7 @@ from prometheus_client.core import Metric as Family
 
 from triptych.domain.chat import ChatRequest
 from triptych.domain.item_plan import ItemPlan
+from triptych.domain.record import record
 from triptych.domain.slo import ChargedStage, Expected, Isolated, Metric, Slo, modality_of
 from triptych.domain.stage import Stage
 from triptych.domain.tenant import NOBODY, Tenant
@@ -25,6 +26,17 @@ from .request_task import Listeners, RequestTask
 
 _LABELS = ("model_name", "metric", "modality")
 _QUANTILES = {"0.5": 0.5, "0.99": 0.99}
+
+
+@record
+class Arrival:
+    """What a prepared request is like."""
+
+    class_name: str
+    counts: ClassWindow
+    """A window with nothing but it."""
+    profiled: Isolated | None
+    """Its latencies with the system to itself; None where no profile has them."""
 
 
 class Attainment:
@@ -65,21 +77,22 @@ class Attainment:
         wait_s = self._waits.wait_s(priority, self._clock(), media=media, tenant=tenant)
         return wait_s, self._waits.least_answer_s
 
-    def predicted_s(
-        self, items: Sequence[ItemPlan], prompt_tokens: int, priority: int, tenant: Tenant = NOBODY
-    ) -> tuple[float, float]:
+    def arrival(self, items: Sequence[ItemPlan], prompt_tokens: int) -> Arrival:
+        """What a prepared request is like."""
+        class_name, counts = arrival(items, prompt_tokens)
+        return Arrival(class_name, counts, None if self._isolated is None else self._isolated(counts))
+
+    def predicted_s(self, arrived: Arrival, priority: int, tenant: Tenant = NOBODY) -> tuple[float, float]:
         """How long a prepared request would wait, and then take to its last token; both 0 if it would not wait."""
-        wait_s = self._waits.wait_s(priority, self._clock(), media=bool(items), tenant=tenant)
+        wait_s = self._waits.wait_s(priority, self._clock(), media=arrived.counts.items > 0, tenant=tenant)
         if not wait_s:
             return 0.0, 0.0
-        class_name, counts = arrival(items, prompt_tokens)
-        profiled = None if self._isolated is None else self._isolated(counts)
-        if profiled is not None:
+        if (profiled := arrived.profiled) is not None:
             begins_s = profiled.encode_s + profiled.prefill_s
         else:  # what is estimated of encoding contains waits, which are predicted already
-            estimated = self._recorder.estimated(class_name)
+            estimated = self._recorder.estimated(arrived.class_name)
             begins_s = 0.0 if estimated is None else estimated.prefill_s
-        return wait_s, begins_s + self._waits.answer_s(class_name)
+        return wait_s, begins_s + self._waits.answer_s(arrived.class_name)
 
     def takes_s(self, request: ChatRequest) -> float:
         """How long the slowest stage takes for a request like this at its tenant's share; 0 while that is not known."""
@@ -88,8 +101,7 @@ class Attainment:
     def prepared(
         self,
         number: int,
-        items: Sequence[ItemPlan],
-        prompt_tokens: int,
+        arrived: Arrival,
         waited_s: float,
         priority: int = 0,
         *,
@@ -100,20 +112,19 @@ class Attainment:
         """Count an arrival, of which ``answer_tokens`` are expected. Returns where the gaps between its tokens are counted, and what
         is expected of it. Of an answer that another router has begun only the gaps are judged.
         """
-        class_name, counts = arrival(items, prompt_tokens)
-        isolated, now_s = None if self._isolated is None else self._isolated(counts), self._clock()
+        now_s, class_name, counts = self._clock(), arrived.class_name, arrived.counts
         self._waits.prepared(
             number,
             class_name,
             priority=priority,
             media_work=self._encode_work(counts),
-            prompt_tokens=prompt_tokens,
+            prompt_tokens=counts.prompt_tokens,
             answer_tokens=answer_tokens,
             tenant=tenant,
             now_s=now_s,
         )
         gaps = self._recorder.prepared(
-            number, class_name, counts, isolated, waited_s=waited_s, now_s=now_s, begun=begun
+            number, class_name, counts, arrived.profiled, waited_s=waited_s, now_s=now_s, begun=begun
         )
         return gaps, self._recorder.expected(number)
 

@@ -34,7 +34,7 @@ from triptych.ports import Clock, Offload, Rng, Text
 from triptych.runtime import tracing
 
 from .answer import Answer
-from .attainment import Attainment
+from .attainment import Arrival, Attainment
 from .cluster import Cluster
 from .late import LateRefusals
 from .leases import CallLeases
@@ -124,8 +124,9 @@ class ChatTask(RequestTask):
                 kv_tokens=self._cluster.machine.instances.kv_tokens,
                 kv_block_tokens=self._cluster.machine.instances.kv_block_tokens,
             )
+            arrived = self._attainment.arrival(self._prompted.items, prompt_tokens)
             if not self.request.continued:  # its caller has some of it already
-                self._refuse_late(prompt_tokens)
+                self._refuse_late(arrived)
         except TriptychError as error:
             self.feed(Failed(error))
         else:
@@ -136,8 +137,7 @@ class ChatTask(RequestTask):
                 items = self._sharding(items)
             self._gaps, expected = self._attainment.prepared(
                 self.number,
-                self._prompted.items,
-                prompt_tokens,
+                arrived,
                 self._clock() - self.started_s,
                 self.request.priority,
                 begun=bool(self.request.continued),
@@ -155,13 +155,13 @@ class ChatTask(RequestTask):
         answers = AnswerClass(self._model.model_id, bool(self._prompted.items))
         return self._cluster.machine.expected_output.predict(answers, self._sampling.max_tokens or 0)
 
-    def _refuse_late(self, prompt_tokens: int) -> None:
+    def _refuse_late(self, arrived: Arrival) -> None:
         """Raise Overloaded if the answer cannot be there before the deadline."""
-        wait_s, service_s = self._attainment.predicted_s(
-            self._prompted.items, prompt_tokens, self.request.priority, self.tenant
-        )
+        wait_s, service_s = self._attainment.predicted_s(arrived, self.request.priority, self.tenant)
         try:
-            self._late.check(self.request, left_s=self._left_s(), wait_s=wait_s, service_s=service_s, prepared=True)
+            self._late.check(
+                lambda: self.request, left_s=self._left_s(), wait_s=wait_s, service_s=service_s, prepared=True
+            )
         except Overloaded as error:
             self.refusal = error
             raise

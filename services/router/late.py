@@ -1,5 +1,7 @@
 """Refuses what would be late, with a Retry-After that is kept (docs/adr/0035, docs/adr/0040)."""
 
+from collections.abc import Callable
+
 from triptych.domain.chat import ChatRequest, MediaPart
 from triptych.domain.tenant import NOBODY
 from triptych.errors import Overloaded
@@ -22,37 +24,46 @@ class LateRefusals:
         self._clock = clock
         self._promises = Promises()
 
-    def check(self, request: ChatRequest, *, left_s: float, wait_s: float, service_s: float, prepared: bool) -> None:
+    def check(
+        self, request: Callable[[], ChatRequest], *, left_s: float, wait_s: float, service_s: float, prepared: bool
+    ) -> None:
         """Raise Overloaded if a request cannot be answered before its deadline, by its predicted wait and service.
 
         It is called before and after a request is prepared; what has passed the first leaves others what they were promised.
+        ``request`` is called only if the request is refused, or something has been promised.
         """
         if not wait_s:
             return
-        now_s, tenant, content = self._clock(), request.tenant or NOBODY, _content(request)
-        is_due = self._promises.is_due(content, now_s)
-        promised_s = (
-            0.0 if is_due or prepared else self._promises.ahead_s(tenant.name, max(0.0, left_s - service_s), now_s)
-        )
+        now_s, is_due, promised_s = self._clock(), False, 0.0
+        if self._promises.has_given:
+            known = request()
+            is_due = self._promises.is_due(_content(known), now_s)
+            if not (is_due or prepared):
+                promised_s = self._promises.ahead_s(_tenant(known), max(0.0, left_s - service_s), now_s)
         try:
             self._deadlines(left_s=left_s, wait_s=wait_s, service_s=service_s, promised_s=promised_s)
         except Overloaded as error:
+            refused = request()
             if is_due:
-                self._promises.take(content)
+                self._promises.take(_content(refused))
             error.retry_after_s = self._promises.promise(
-                tenant.name,
-                content,
+                _tenant(refused),
+                _content(refused),
                 after_s=error.retry_after_s or 0.0,
-                takes_s=self._attainment.takes_s(request),
+                takes_s=self._attainment.takes_s(refused),
                 now_s=now_s,
             )
             raise
         if is_due and prepared:
-            self._promises.take(content)
+            self._promises.take(_content(request()))
 
     def validate(self) -> None:
         """Raise AssertionError if an invariant is violated."""
         self._promises.validate()
+
+
+def _tenant(request: ChatRequest) -> str:
+    return (request.tenant or NOBODY).name
 
 
 def _content(request: ChatRequest) -> int:
@@ -70,5 +81,4 @@ def _content(request: ChatRequest) -> int:
         for message in request.messages
         for part in message.parts
     )
-    tenant = request.tenant or NOBODY
-    return hash((tenant.name, request.prompt, parts, request.sampling.max_tokens, request.sampling.n))
+    return hash((_tenant(request), request.prompt, parts, request.sampling.max_tokens, request.sampling.n))

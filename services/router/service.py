@@ -283,7 +283,7 @@ class RouterService:
             wait_s, service_s = self.attainment.least_s(
                 request.priority, media=media_bytes > 0, tenant=request.tenant or NOBODY
             )
-            self._late.check(request, left_s=timeout_s, wait_s=wait_s, service_s=service_s, prepared=False)
+            self._late.check(lambda: request, left_s=timeout_s, wait_s=wait_s, service_s=service_s, prepared=False)
         admitted = self._admitted(
             request,
             model,

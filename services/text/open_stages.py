@@ -71,14 +71,13 @@ def stage_loads(
     prefill load until the first token of their answers, at most ``unanswered_tokens``.
     """
     prompts = min(unanswered_tokens, tokens)
-    serves = open_stages & BOTH
-    if serves == BOTH:
+    if open_stages >= BOTH:
         return {
             Stage.PREFILL: StageLoad(prompts, waiting, leased_bytes),
             Stage.DECODE: StageLoad(tokens - prompts, running, free_tokens=free_tokens),
         }
-    if serves == PREFILL:
+    if open_stages >= PREFILL:
         return {Stage.PREFILL: StageLoad(tokens, waiting + running, leased_bytes)}
-    if serves == DECODE:
+    if open_stages >= DECODE:
         return {Stage.DECODE: StageLoad(tokens, waiting + running, free_tokens=free_tokens)}
     return {}

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from enum import Enum
 from hashlib import blake2b
 
+from triptych.domain.record import record
+
 DIGEST_NBYTES = 32
 
 
@@ -12,13 +14,15 @@ class Modality(Enum):
     VIDEO = "video"
     AUDIO = "audio"
 
+    __hash__ = object.__hash__  # members are singletons; Enum's own hash runs in Python on every lookup
+
 
 def digest_of(media: bytes) -> bytes:
     """The full BLAKE2b digest of an item's bytes. Router and encoder both compute it."""
     return blake2b(media, digest_size=DIGEST_NBYTES).digest()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class MediaInfo:
     """Properties of an item, read from its header without decoding it.
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from triptych.domain.media import Modality
+from triptych.domain.record import record
 
 
 class Metric(StrEnum):
@@ -55,7 +56,7 @@ def modality_of(class_name: str) -> str:
     return class_name.partition("-")[0]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Isolated:
     """Latencies in seconds of a request that has the system to itself, by stage. 0 for a stage that it does not have."""
 
@@ -135,7 +136,7 @@ class Slo:
         return None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Expected:
     """Expectations of a prepared request; None where they are unknown."""
 

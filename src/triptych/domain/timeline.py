@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import Enum
 
+from triptych.domain.record import record
+
 
 class Outcome(Enum):
     RUNNING = "running"
@@ -11,7 +13,7 @@ class Outcome(Enum):
     CANCELLED = "cancelled"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ItemTimeline:
     """One item or shard, as finally served. ``encode_attempts`` above 1 means that an attempt or embedding was lost."""
 
@@ -37,7 +39,7 @@ class ItemTimeline:
     """The second encoder answered first."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Timeline:
     request_id: str
     model: str

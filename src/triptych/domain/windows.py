@@ -7,11 +7,11 @@ load.
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import cache
 from operator import add, attrgetter
 from typing import Any, Self, TypeVar
 
+from triptych.domain.record import record
 from triptych.domain.slo import ChargedStage, Metric
 
 SKETCH_LOW_S = 1e-4
@@ -26,7 +26,7 @@ MAX_BLAMED = 64
 """Instances with misses in one window report."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Sketch:
     """A histogram of durations over fixed logarithmic buckets: ``counts`` of the buckets from ``first`` on."""
 
@@ -89,7 +89,7 @@ class SketchBuilder:
         return Sketch(first, tuple(self._counts.get(index, 0) for index in range(first, last + 1)))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Counts:
     """Numbers that add up. Subclasses have fields of int, ``Counts`` or ``Sketch``."""
 
@@ -108,7 +108,7 @@ def _reader(names: tuple[str, ...]) -> Callable[[Counts], tuple[Any, ...]]:
     return attrgetter(*names)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Judged(Counts):
     """Requests that were judged by one objective."""
 
@@ -128,7 +128,7 @@ class Judged(Counts):
 NOTHING_JUDGED = Judged()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ClassWindow(Counts):
     """Window of one class of requests. Fields that are not seconds are counts."""
 
@@ -221,14 +221,14 @@ class WindowBuilder:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class NamedClass:
     name: str
     """Name of one of ``domain.slo.CLASSES``."""
     window: ClassWindow
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class NamedInstance:
     """Requests that were judged by TTFT and that the instance had a part in. One sick instance can so be told from a
     pool that is too small. A miss that it is not charged with counts as met.
@@ -238,7 +238,7 @@ class NamedInstance:
     judged: Judged
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Refusals(Counts):
     """Requests that were refused before they were prepared, so that their class is unknown."""
 
@@ -247,7 +247,7 @@ class Refusals(Counts):
     other: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class WindowReport:
     """Report of one router on one window."""
 

@@ -6,13 +6,12 @@ with what its engine has to do before. ``policy.speeds`` says how long each part
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol, Self
 
 from triptych.domain.record import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Held:
     """Where a request's embeddings are, in bytes."""
 

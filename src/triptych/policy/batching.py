@@ -8,8 +8,8 @@ steps without decodes may compute more of the prompts than steps with some.
 
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 
+from triptych.domain.record import record
 from triptych.families.base import Span
 
 MEASURED_SHARE = 0.75
@@ -17,7 +17,7 @@ MEASURED_SHARE = 0.75
 same cores, longer contexts and the event loop add to it: a quarter more was measured on two cores."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Prefill:
     """The next ``tokens`` positions of a prompt from ``first`` on: still to compute, or in a plan the chunk to compute.
 
@@ -32,7 +32,7 @@ class Prefill:
     """Number of sequences it becomes: one per choice."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StepPlan:
     """What one step computes: one token for each of ``decodes``, then ``prefills`` in order."""
 

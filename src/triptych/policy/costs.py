@@ -5,10 +5,10 @@ the measured range they continue the last slope and say so; no input is an error
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from enum import Enum
 
 from triptych.domain.profile import LoadRow, Origin, Profile, ProfileIdentity
+from triptych.domain.record import record
 from triptych.domain.stage import Stage
 from triptych.policy.interpolation import Line, Surface, table_rows
 
@@ -33,7 +33,7 @@ class CostWarning(Enum):
     SYNTHETIC = "from a synthetic profile, which was not measured"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Estimate:
     """A predicted value. Without warnings it is within the measured range of a matching profile."""
 
@@ -88,8 +88,9 @@ class Costs:
         parts = [self.prefill_s(new_tokens, cached_tokens) for new_tokens, cached_tokens in prompts]
         together = self.prefill_s(decodes + sum(new_tokens for new_tokens, _ in prompts))
         seconds = together.value
-        for part, (new_tokens, _) in zip(parts, prompts, strict=True):
-            seconds += part.value - self.prefill_s(new_tokens).value
+        for part, (new_tokens, cached_tokens) in zip(parts, prompts, strict=True):
+            if cached_tokens:
+                seconds += part.value - self.prefill_s(new_tokens).value
         if decodes:
             decode = self.decode_s(decodes, mean_context)
             products_s = min(self.decode_s(decodes, 0).value, self.prefill_s(decodes).value)

@@ -88,7 +88,7 @@ def after_share(waiting: QueuePosition, had_nbytes: int) -> QueuePosition:
     transfers). An urgent request overtakes at once; small requests that arrived a little later overtake a huge one
     between two of its pulls. Nothing starves: a request is postponed only by what it already received.
     """
-    return waiting._replace(due_s=waiting.due_s + had_nbytes / SHARE_NBYTES_PER_S)
+    return waiting._replace(due_s=waiting.due_s + had_nbytes / SHARE_NBYTES_PER_S) if had_nbytes else waiting
 
 
 def longest_waits(waiting: Iterable[tuple[int, float]]) -> dict[int, float]:

@@ -16,6 +16,7 @@ from triptych.domain.embedding import slot_nbytes, with_rows
 from triptych.domain.item_plan import ItemPlan, content_of
 from triptych.domain.limits import Count, check_limits
 from triptych.domain.media import Shard
+from triptych.domain.record import record
 from triptych.policy.placement.pool import Pool
 
 WORTH = 0.9
@@ -33,7 +34,7 @@ class ShardLimits:
         check_limits(self)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Divisible:
     """An item's tokens per unit, in order. A unit cannot be split.
 

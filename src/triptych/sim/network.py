@@ -53,7 +53,8 @@ class Flows:
         flow = Flow(links, nbytes, nbytes)
         self._advance(now_s)
         self._flows[flow] = None
-        self._loads.update(links)
+        for link in links:
+            self._loads[link] += 1
         self._share()
         return flow
 
@@ -69,7 +70,8 @@ class Flows:
         ended = [flow for flow in self._flows if flow.left <= flow.rate * 1e-9 + 0.5]
         for flow in ended:
             self._remove(flow)
-            self.moved.update(dict.fromkeys(flow.links, flow.nbytes))
+            for link in flow.links:
+                self.moved[link] += flow.nbytes
         self._share()
         return ended
 
@@ -87,7 +89,8 @@ class Flows:
 
     def _remove(self, flow: Flow) -> None:
         del self._flows[flow]
-        self._loads.subtract(flow.links)
+        for link in flow.links:
+            self._loads[link] -= 1
 
     def _share(self) -> None:
         for flow in self._flows:

@@ -13,6 +13,7 @@ _SAMPLES = 200
 """Samples of a run, taken at equal intervals of its duration, and on until its end."""
 _SHORTEST_S = 0.1
 """Shortest interval between two."""
+_LETTERS = {stage: stage.value[0].upper() for stage in Stage}
 _WORK: Mapping[ModelPart, tuple[Busy, ...]] = {
     ModelPart.ENCODER: ("prepare", "encode"),
     ModelPart.DECODER: ("step", "copy", "beside", "pull"),
@@ -59,7 +60,7 @@ class Sampler:
             if not instance.is_up:
                 continue
             stages = instance.load().stages
-            serving = "".join(stage.value[0].upper() for stage in Stage if stage in stages)
+            serving = "".join([letter for stage, letter in _LETTERS.items() if stage in stages])
             sizes[serving or instance.role.value] = sizes.get(serving or instance.role.value, 0) + 1
             for stage, load in stages.items():
                 pending[stage.value] = pending.get(stage.value, 0) + load.pending

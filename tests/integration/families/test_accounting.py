@@ -50,7 +50,7 @@ def counted(prompted: Prompted) -> ClassWindow:
     """What the router's window report says of this request."""
     now_s = [0.0]
     attainment = Attainment(slo=Slo(), limits=WindowLimits(), epoch=1, clock=lambda: now_s[0])
-    attainment.prepared(1, prompted.items, len(prompted.token_ids), 0.0)
+    attainment.prepared(1, attainment.arrival(prompted.items, len(prompted.token_ids)), 0.0)
     now_s[0] = 1.0
     (window,) = merged(attainment.reports()).values()
     return window

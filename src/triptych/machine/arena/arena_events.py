@@ -1,9 +1,9 @@
 """Events and effects of a holder's arena, and its slots."""
 
-from dataclasses import dataclass
 from enum import Enum
 
 from triptych.domain.embedding import GENERATION_NBYTES, LeaseId, TensorSpec, Ticket
+from triptych.domain.record import record
 from triptych.errors import TriptychError
 
 Key = bytes
@@ -15,7 +15,7 @@ class SlotState(Enum):
     READY = "ready"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Slot:
     """An embedding's place: ``generation | payload | generation``, from ``offset`` on."""
 
@@ -34,7 +34,7 @@ class Slot:
 # --- events ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Reserve:
     """Reserve memory for an embedding to be computed. Answered by Reserved, Present or ReservationRefused."""
 
@@ -43,7 +43,7 @@ class Reserve:
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Commit:
     """The embedding is written to its slot and sealed. Answered by Present if there is another slot of its name."""
 
@@ -55,7 +55,7 @@ class Commit:
     one is freed."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Abandon:
     """The embedding will not be made, and nothing writes to its slot any more."""
 
@@ -63,7 +63,7 @@ class Abandon:
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class GrantLease:
     """A lease for another reader, or an extension. Answered by LeaseGranted or ReservationRefused.
 
@@ -78,14 +78,14 @@ class GrantLease:
     router_lease: LeaseId | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ReleaseLeases:
     """Readers are done. Unknown or expired ids are ignored."""
 
     lease_ids: tuple[LeaseId, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ArenaTick:
     """Time has passed: expire leases."""
 
@@ -95,14 +95,14 @@ Event = Reserve | Commit | Abandon | GrantLease | ReleaseLeases | ArenaTick
 # --- effects ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Reserved:
     """The caller may fill the slot; Commit or Abandon must follow."""
 
     slot: Slot
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Present:
     """The key already has a slot: READY, or still WRITING by another caller."""
 
@@ -110,12 +110,12 @@ class Present:
     state: SlotState
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LeaseGranted:
     ticket: Ticket
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ReservationRefused:
     """``error`` is for the caller: ArenaFull (not now), InvalidMedia (never), LeaseLost, Overloaded, InvalidRequest."""
 
@@ -123,7 +123,7 @@ class ReservationRefused:
     error: TriptychError
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SlotEvicted:
     """The embedding is gone: withdraw hints about it."""
 
@@ -131,7 +131,7 @@ class SlotEvicted:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Lapsed:
     """A lease expired without a release: its reader died or lost the ticket."""
 

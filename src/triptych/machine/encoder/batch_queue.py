@@ -21,6 +21,7 @@ from triptych.domain.bounds import Between
 from triptych.domain.limits import Positive, check_limits
 from triptych.domain.media import Modality
 from triptych.domain.queue_position import BY_TIME_LIMIT, QueuePosition, RelativeQueuePosition
+from triptych.domain.record import record
 from triptych.policy.iteration import ImageBudget
 from triptych.policy.queueing import as_called, batch_length, longest_waits
 
@@ -41,7 +42,7 @@ class Phase(Enum):
 # --- events ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Arrive:
     """A caller (``waiter``) wants an item until ``deadline_s``; ``nbytes`` is the peak memory of preparing it."""
 
@@ -55,7 +56,7 @@ class Arrive:
     position: RelativeQueuePosition = BY_TIME_LIMIT
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ItemPrepared:
     """Preprocessing is done and memory for the embedding is reserved; from now on the item takes ``nbytes``."""
 
@@ -64,7 +65,7 @@ class ItemPrepared:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CallerLeft:
     """A caller left, or has its answer."""
 
@@ -72,14 +73,14 @@ class CallerLeft:
     waiter: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Take:
     """The encoder is free and takes the next batch, within ``budget`` if given."""
 
     budget: ImageBudget | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Done:
     """The item is no longer being worked on, whether it succeeded or not."""
 
@@ -91,12 +92,12 @@ Event = Arrive | ItemPrepared | CallerLeft | Take | Done
 # --- effects ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StartPreparing:
     key: Key
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RefuseCaller:
     """The caller is refused, and there is no entry. ``fits`` tells whether the item could ever be accepted."""
 
@@ -105,7 +106,7 @@ class RefuseCaller:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Drop:
     """The entry ends without an embedding: release its reservation and answer its remaining waiters."""
 
@@ -114,7 +115,7 @@ class Drop:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class EncodeBatch:
     """Encode these items as one batch, in this order."""
 
@@ -139,7 +140,7 @@ class _Entry:
         return all(waiter.deadline_s <= now_s for waiter in self.waiters.values())
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Waiter:
     queue_position: QueuePosition
     arrived_s: float
@@ -324,6 +325,8 @@ class BatchQueue:
         return [Drop(event.key, expired=False, reason="it has no waiters")]
 
     def _take(self, budget: ImageBudget | None, now_s: float) -> list[Effect]:
+        if not self._queue:
+            return []
         limits = self._limits
         max_tokens = limits.max_batch_tokens or MOST_BATCH_TOKENS
         effects: list[Effect] = []

@@ -341,7 +341,7 @@ class ClusterMachine:
             return []
         decode = load.stages.get(Stage.DECODE)
         expected_tokens = None if decode is None else self._texts.expected_tokens(decode, load.at(Stage.PREFILL))
-        if self.instances.reported(instance, load, expected_tokens):
+        if instance.reported(load, expected_tokens):
             self._review(now_s)
         hints = load.hints
         if hints is None or instance.leaving:

@@ -60,10 +60,12 @@ class ExpectedOutput:
 
     def observe(self, class_: AnswerClass, tokens: int, *, by_itself: bool) -> None:
         """An answer is over. ``by_itself``: not because of its limit."""
-        for answer_class in (class_, class_._replace(with_items=None)):
+        for answer_class in (class_, AnswerClass(class_.model)):
             if answer_class not in self._seen and len(self._seen) == _MAX_CLASSES:
                 del self._seen[next(iter(self._seen))]
-            self._seen.setdefault(answer_class, _Seen()).add(tokens, end=by_itself)
+            if (seen := self._seen.get(answer_class)) is None:
+                seen = self._seen[answer_class] = _Seen()
+            seen.add(tokens, end=by_itself)
 
 
 _NOTHING_SEEN = _Seen()

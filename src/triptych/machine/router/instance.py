@@ -9,6 +9,7 @@ from triptych.domain.instance import InstanceInfo, InstanceLoad, ModelInfo, Stag
 from triptych.domain.membership import Member
 from triptych.domain.stage import Role, Stage
 from triptych.machine.router.health import BackoffReason, Health
+from triptych.machine.router.others_work import OthersWork
 from triptych.policy.backlog import Backlog
 from triptych.policy.kv_transfer import KvRoom
 from triptych.policy.placement.pool import Candidate, Pool, TextLoad, TextTraits
@@ -57,17 +58,10 @@ class StageCredits:
     def pending(self) -> int:
         return max(self.own_pending, self.known_pending)
 
-    def reported(self, load: StageLoad | None) -> None:
-        """Store a load report; None if nothing is reported."""
-        self.load = load
-        if load is None:
-            self.known_tokens = self.known_pending = self.known_bytes = 0
-        else:
-            self.known_tokens, self.known_pending, self.known_bytes = (
-                load.pending_tokens,
-                load.pending,
-                load.leased_bytes,
-            )
+    def not_reported(self) -> None:
+        """Nothing is reported: only the router's own work is known."""
+        self.load = None
+        self.known_tokens = self.known_pending = self.known_bytes = 0
 
 
 @dataclass(slots=True)
@@ -96,6 +90,8 @@ class Instance:
     """... and of those given since the last report."""
     own_prepare_us: int = 0
     """Predicted preprocessing of the router's items there, on one core."""
+    others: tuple[tuple[Stages, OthersWork], ...] = ()
+    """What other routers send to each of its pools, which its reports tell."""
     changed_in: tuple[set[str], ...] = ()
     """Where it notes its name when it changes: what its pools keep of it no longer holds."""
     noted: bool = False
@@ -156,7 +152,7 @@ class Instance:
         if restarted:
             self.draining, self.reported_stages = False, None
             for stage_credits in self.stages.values():
-                stage_credits.reported(None)
+                stage_credits.not_reported()
                 stage_credits.full_until_s, stage_credits.health = -inf, Health()
         self.info, self.reachable = info, True
         return restarted
@@ -167,15 +163,25 @@ class Instance:
         ``expected_tokens`` are those that it is expected to decode; they count instead of the most that it may.
         """
         changed, self.draining = self.draining is not load.draining, load.draining
+        for stages, others in self.others:
+            reported = own = 0
+            for stage in stages:
+                if (stage_load := load.stages.get(stage)) is not None:
+                    reported += stage_load.pending
+                own += self.stages[stage].own_pending
+            others.observe(reported, own)
         if self.info is not None and self.info.switchable is not None and self.served != load.stages.keys():
             self.reported_stages, changed = frozenset(load.stages), True
         self.reports += 1
         self.new_kv_tokens = 0
         for stage, stage_credits in self.stages.items():
-            if stage in load.stages or self.reported_stages is not None:
-                stage_credits.reported(load.stages.get(stage))
-            elif stage_credits.load is None:  # it never says: only the router's own work is known
-                stage_credits.known_tokens = stage_credits.known_pending = stage_credits.known_bytes = 0
+            if (stage_load := load.stages.get(stage)) is not None:
+                stage_credits.load = stage_load
+                stage_credits.known_tokens = stage_load.pending_tokens
+                stage_credits.known_pending = stage_load.pending
+                stage_credits.known_bytes = stage_load.leased_bytes
+            elif stage_credits.load is None or self.reported_stages is not None:  # it never says, or has closed it
+                stage_credits.not_reported()
         if expected_tokens is not None and Stage.DECODE in load.stages:
             self.stages[Stage.DECODE].known_tokens = expected_tokens
         self._changed()
@@ -356,7 +362,8 @@ class Instance:
         tokens, pending, nbytes = self.work(stages)
         full, backoff, probation, until_s = _WELL
         for stage in stages:
-            if self.stages[stage].health.reason is not None or now_s < self.stages[stage].full_until_s:
+            stage_credits = self.stages[stage]
+            if stage_credits.health.reason is not None or now_s < stage_credits.full_until_s:
                 full, backoff, probation, until_s = self._standing(stages, now_s)
         available = 0 if full else pool.arena_bytes[place] - nbytes
         pool.put(place, tokens, pending, available, backoff, probation, backlog)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from triptych.domain.instance import InstanceInfo, InstanceLoad, ModelInfo
+from triptych.domain.instance import InstanceInfo, ModelInfo
 from triptych.domain.membership import Member
 from triptych.domain.profile import ProfileIdentity
 from triptych.domain.stage import ModelPart, Stage
@@ -112,19 +112,6 @@ class Instances:
         self.adopt_model()
         return restarted
 
-    def reported(self, instance: Instance, load: InstanceLoad, expected_tokens: int | None) -> bool:
-        """Store its load report, as ``Instance.reported``."""
-        name = instance.member.address
-        for stages, pool in self.pools.items():
-            if name in pool.members:
-                reported = own = 0
-                for stage in stages:
-                    if (stage_load := load.stages.get(stage)) is not None:
-                        reported += stage_load.pending
-                    own += instance.stages[stage].own_pending
-                pool.others.observe(reported, own)
-        return instance.reported(load, expected_tokens)
-
     def adopt_model(self) -> bool:
         """If no instance in use serves the known model, take the one that they serve. Returns whether it changed."""
         served = [
@@ -163,7 +150,9 @@ class Instances:
         for kept in self.pools.values():
             kept.pool.hosts = self.hosts
         for instance in instances:
-            instance.changed_in = tuple(pool.changed for pool in self.pools.values() if instance.name in pool.members)
+            pools = {stages: pool for stages, pool in self.pools.items() if instance.name in pool.members}
+            instance.others = tuple((stages, pool.others) for stages, pool in pools.items())
+            instance.changed_in = tuple(pool.changed for pool in pools.values())
         ready = frozenset(instance.name for instance in encoders if instance.usable)
         if not self.ready_encoders <= ready:
             self.encoder_lost_s = now_s

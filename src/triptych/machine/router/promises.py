@@ -43,6 +43,11 @@ class Promises:
         """Contents that are remembered, with or without a place."""
         return len(self._contents)
 
+    @property
+    def has_given(self) -> bool:
+        """Whether any place has been promised since the start."""
+        return bool(self._ends_s)
+
     def promise(self, tenant: str, content: int, *, after_s: float, takes_s: float, now_s: float) -> float:
         """The time after which a refused request is to come: at least ``after_s``, and behind the places promised before.
 

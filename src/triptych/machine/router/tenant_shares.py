@@ -9,6 +9,7 @@ from heapq import heapify, heappop, heappush
 from math import inf
 
 from triptych.domain.queue_position import AGEING_S
+from triptych.domain.record import record
 from triptych.domain.tenant import Tenant
 from triptych.policy.fairness import UNSHARED, Fairness, Share
 
@@ -29,7 +30,7 @@ class _Account:
     waiting: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Place:
     """A request in the queue of a stage."""
 
@@ -133,7 +134,8 @@ class TenantShares:
 
     def _join(self, tenant: Tenant) -> _Account:
         """The account of a tenant that is about to wait."""
-        account = self._accounts.setdefault(tenant.name, _Account(tenant.weight))
+        if (account := self._accounts.get(tenant.name)) is None:
+            account = self._accounts[tenant.name] = _Account(tenant.weight)
         if account.waiting:
             self._weight += tenant.weight - account.weight
         else:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from triptych.domain.queue_position import FIRST_COME, QueuePosition
+from triptych.domain.record import record
 from triptych.policy.batching import Prefill, plan_step
 from triptych.policy.fairness import may_start
 
@@ -88,7 +89,7 @@ class CountedSequence:
         return self.left + len(self.choices) * (self.limit - self.sent) - arriving
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CountedStep(Generic[S]):
     """What one pass computes."""
 

@@ -371,13 +371,14 @@ class TensorCache:
     def _report(self, request_id: str) -> list[Effect]:
         """Acquired, once everything that the request needs is READY."""
         request = self._requests[request_id]
-        slots: list[CachedSlot] = []
-        for ticket in request.tickets:
-            entry = self._entries[ticket.key]
+        entries = [self._entries[ticket.key] for ticket in request.tickets]
+        for entry in entries:
             if entry.state is not CacheState.READY:
                 return []
-            stats = entry.stats if ticket.key in request.missed else None
-            slots.append(CachedSlot(ticket.key, entry.offset, entry.ticket, stats))
+        slots = [
+            CachedSlot(ticket.key, entry.offset, entry.ticket, entry.stats if ticket.key in request.missed else None)
+            for ticket, entry in zip(request.tickets, entries, strict=True)
+        ]
         return [Acquired(request_id, tuple(slots))]
 
     # --- pulls -------------------------------------------------------------------------------------------------------

@@ -1,9 +1,8 @@
 """Events and effects of a reader's tensor cache. Pulls are identified by number."""
 
-from dataclasses import dataclass
-
 from triptych.domain.embedding import Ticket
 from triptych.domain.queue_position import QueuePosition
+from triptych.domain.record import record
 from triptych.errors import TriptychError
 
 Key = bytes
@@ -13,7 +12,7 @@ Range = tuple[int, int]
 """(offset, nbytes)"""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TransferStats:
     """How a tensor set was pulled."""
 
@@ -22,7 +21,7 @@ class TransferStats:
     duration_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CachedSlot:
     """A complete tensor set in the reader's own arena, in its ticket's layout."""
 
@@ -37,7 +36,7 @@ class CachedSlot:
 # --- events ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Acquire:
     """A request needs these tensor sets, one ticket each. Answered by Acquired (now or later), Waiting or TensorsRefused."""
 
@@ -49,7 +48,7 @@ class Acquire:
     """They are read at once, by what runs already: they are admitted first, and nothing is held for them after ``ReaderLeft``."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Pulled:
     """A pull is complete and verified."""
 
@@ -57,7 +56,7 @@ class Pulled:
     stats: TransferStats
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PullFailed:
     """``quarantined``: the current value of ``Transport.quarantined()``."""
 
@@ -66,7 +65,7 @@ class PullFailed:
     quarantined: tuple[Range, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PullStopped:
     """A pull ended because of ``StopPull``. ``quarantined`` as in ``PullFailed``."""
 
@@ -74,7 +73,7 @@ class PullStopped:
     quarantined: tuple[Range, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ReaderLeft:
     """The request no longer reads its tensor sets. Unknown ids are ignored.
 
@@ -84,14 +83,14 @@ class ReaderLeft:
     request_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CopiesGone:
     """The copies of the request's tensor sets are freed too. Unknown ids are ignored."""
 
     request_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TensorTick:
     """Time has passed. ``quarantined``: the current value of ``Transport.quarantined()``."""
 
@@ -103,7 +102,7 @@ Event = Acquire | Pulled | PullFailed | PullStopped | ReaderLeft | CopiesGone | 
 # --- effects ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StartPull:
     """Pull and verify now; ``Pulled``, ``PullFailed`` or ``PullStopped`` must follow."""
 
@@ -113,7 +112,7 @@ class StartPull:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StopPull:
     """No request needs this running pull any more: end it now, by ``PullStopped`` if it has not ended already."""
 
@@ -121,7 +120,7 @@ class StopPull:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Acquired:
     """Everything is present until ``ReaderLeft``; one slot per ticket of the request, in order."""
 
@@ -129,7 +128,7 @@ class Acquired:
     slots: tuple[CachedSlot, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class WaitsForRoom:
     """No room now: the request is queued and holds nothing."""
 
@@ -137,7 +136,7 @@ class WaitsForRoom:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TensorsRefused:
     """The request is rejected or removed. TransferFailed names its tickets by index."""
 
@@ -145,7 +144,7 @@ class TensorsRefused:
     error: TriptychError
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ReleaseLease:
     """Nothing reads through this ticket any more: release its lease."""
 
@@ -153,13 +152,13 @@ class ReleaseLease:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TensorEvicted:
     key: Key
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class WakeAt:
     """Send ``TensorTick`` at this time."""
 

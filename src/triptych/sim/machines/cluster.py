@@ -167,10 +167,10 @@ class SimNode:
 
     def load(self) -> InstanceLoad:
         stages: dict[Stage, StageLoad] = {}
+        if self.text is not None:
+            stages = self.text.stages(self.role, self.holding.machine.leased_bytes)
         if self.encoder is not None:
             stages[Stage.ENCODE] = self.encoder.load()
-        if self.text is not None:
-            stages |= self.text.stages(self.role, self.holding.machine.leased_bytes)
         return InstanceLoad(stages)
 
     def encode(self, call: EncodeCall) -> None:

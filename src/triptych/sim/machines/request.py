@@ -34,7 +34,7 @@ from .text import TextCall, TextCaller
 if TYPE_CHECKING:
     from .router import SimRouter
 
-_RESULTS = ItemEncoded | TextReported | FirstToken
+_RESULTS = (ItemEncoded, TextReported, FirstToken)
 
 
 class Caller(Protocol):

@@ -140,7 +140,8 @@ class SimRouter:
             costs=profiles.costs,
             max_keys=settings.resolved_keys,
         )
-        self._isolated_of: dict[ClassWindow, Isolated | None] = {}
+        self._isolated_of: dict[tuple[int, ...], Isolated | None] = {}
+        """By the counts of a request."""
         self._attainment = Attainment(
             slo=Slo.parse(settings.slo),
             limits=settings.windows,
@@ -337,7 +338,7 @@ class SimRouter:
     ) -> None:
         """Raises Overloaded."""
         if wait_s:
-            request = self._chat_request(number, planned, left_s)
+            request = partial(self._chat_request, number, planned, left_s)
             self._late.check(request, left_s=left_s, wait_s=wait_s, service_s=service_s, prepared=prepared)
 
     def _chat_request(self, number: int, planned: Planned, timeout_s: float) -> ChatRequest:
@@ -377,7 +378,8 @@ class SimRouter:
                     kv_block_tokens=instances.kv_block_tokens,
                 )
             items = self._items(number, shape)
-            wait_s, service_s = self._attainment.predicted_s(items, prompt_tokens, 0)
+            arrived = self._attainment.arrival(items, prompt_tokens)
+            wait_s, service_s = self._attainment.predicted_s(arrived, 0)
             self._check_late(
                 number, planned, left_s=self.left_s(request), wait_s=wait_s, service_s=service_s, prepared=True
             )
@@ -388,8 +390,7 @@ class SimRouter:
         answers = AnswerClass(self._model.model_id, bool(items))
         _, expected = self._attainment.prepared(
             request.number,
-            items,
-            prompt_tokens,
+            arrived,
             0.0,
             answer_tokens=machine.expected_output.predict(answers, planned.output_tokens),
         )
@@ -424,13 +425,14 @@ class SimRouter:
         return tuple(items)
 
     def _isolated(self, counts: ClassWindow) -> Isolated | None:
-        if counts not in self._isolated_of:
+        like = counts.items, counts.media_tokens, counts.media_bytes, counts.pixels, counts.prompt_tokens
+        if like not in self._isolated_of:
             parts: Mapping[ModelPart, ProfileIdentity] = self.machine.instances.parts
             costs = {part: self._profiles.costs(identity) for part, identity in parts.items()}
             profiles = Profiles(costs.get(ModelPart.ENCODER), costs.get(ModelPart.DECODER))
             encoders = len(self.machine.instances.pool(ENCODE, self.agenda.now_s).name)
-            self._isolated_of[counts] = isolated(profiles, counts, encoders=encoders)
-        return self._isolated_of[counts]
+            self._isolated_of[like] = isolated(profiles, counts, encoders=encoders)
+        return self._isolated_of[like]
 
     def _new_lease(self) -> LeaseId:
         return self._rng.getrandbits(8 * LEASE_ID_NBYTES).to_bytes(LEASE_ID_NBYTES, "little")

@@ -84,6 +84,7 @@ class TextCall:
         "export",
         "first_s",
         "free_s",
+        "has_copies",
         "has_first",
         "import_",
         "in_engine",
@@ -129,7 +130,7 @@ class TextCall:
         self.job_id = ""
         self.arrived_s = self.pull_s = 0.0
         self.reports: tuple[PullReport, ...] = ()
-        self.in_receiver = self.in_engine = False
+        self.in_receiver = self.has_copies = self.in_engine = False
         self.sequence: _Sequence | None = None
         """In the batch, or about to be."""
         self.joined_s: float | None = None
@@ -232,7 +233,9 @@ class SimText:
     def stages(self, role: Role, leased_bytes: int) -> dict[Stage, StageLoad]:
         """The load as of the last step that has ended."""
         done = bisect_right(self._ends_s, self._agenda.now_s) * self._run_choices
-        joining = self._adding_tokens + sum([call.tokens for call in self._joining.values()])
+        joining = self._adding_tokens
+        if self._joining:
+            joining += sum([call.tokens for call in self._joining.values()])
         return stage_loads(
             role.stages,
             waiting=self._waiting,
@@ -273,7 +276,6 @@ class SimText:
             call.is_over = True
             for ticket in (*tickets, *(placement.ticket for placement in effect.kv_segments)):
                 self.receiver.release(ticket)
-            self.receiver.copies_gone(call.job_id)
             self._reporter.notify()
             call.caller.failed(call, error)
             return
@@ -285,7 +287,7 @@ class SimText:
         self._unanswered_tokens += call.prompt_tokens
         self._reporter.notify()
         if tickets:
-            call.in_receiver = True
+            call.in_receiver = call.has_copies = True
             self.receiver.acquire(
                 Acquire(call.job_id, tickets, call.queue_position), lambda slots: self._acquired(call, slots)
             )
@@ -360,18 +362,17 @@ class SimText:
         call.is_over = True
         if call.in_engine:
             if self._joining.pop(call.job_id, None) is not None:
-                self.receiver.leave(call.job_id)
-                self.receiver.copies_gone(call.job_id)
+                self._read(call)
             else:
                 self._cancel(call)
         else:
-            self.receiver.leave(call.job_id)
+            self._read(call)
             if call.waits_for_room is not None:
                 self._store.leave(call.waits_for_room)
         if not call.in_receiver:
             for placement in call.effect.placements:
                 self.receiver.release(placement.ticket)
-        self.receiver.copies_gone(call.job_id)
+        self._copies_gone(call)
         if call.import_ is not None:
             call.import_.stop()
         if call.export is not None:
@@ -397,7 +398,18 @@ class SimText:
         self._unbegun.discard(call.job_id)
         call.is_live = False
         self._live -= 1
-        self.receiver.copies_gone(call.job_id)
+        self._copies_gone(call)
+
+    def _read(self, call: TextCall) -> None:
+        """Its embeddings are copied, or not needed any more."""
+        if call.in_receiver:
+            self.receiver.leave(call.job_id)
+
+    def _copies_gone(self, call: TextCall) -> None:
+        """No copies of its embeddings are left."""
+        if call.has_copies:
+            call.has_copies = False
+            self.receiver.copies_gone(call.job_id)
 
     # --- the loop ----------------------------------------------------------------------------------------------------
 
@@ -480,8 +492,8 @@ class SimText:
         self._note()
         for copy, result in zip(copies, results, strict=True):
             self._agenda.soon(copy.then, result)
-        for job_id in joining:
-            self.receiver.leave(job_id)
+        for call in joining.values():
+            self._read(call)
         self._turn()
 
     def _next_copies(self) -> list["_Copy"]:
@@ -599,20 +611,22 @@ class SimText:
             batch.advance(steps)
         self._reporter.changes(())
         self._note()
-        even = ends_s[0] - began_s >= self._control_s
+        control_s, end_s = self._control_s, ends_s[-1]
+        # Then a message has come before the next token is there: nothing but the last step matters.
+        even = steps > 1 and ends_s[0] - began_s >= control_s and ends_s[-2] + control_s <= end_s
         for sequence in answered:
+            call = sequence.call
             if sequence.request_id in self._cancelled:
                 continue
-            call = sequence.call
-            if steps > 1:
-                before_s = ends_s[:-1]
-                if even and call.has_first and not call.unread and call.free_s <= ends_s[0]:
-                    call.free_s = ends_s[-2] + self._control_s
-                    call.last_s = ends_s[-2]
-                else:
-                    for end_s in before_s:
-                        self._token(call, end_s)
-            self._deliver(sequence, ends_s[-1])
+            if even and call.has_first and not call.unread and call.free_s <= ends_s[0]:
+                if not sequence.has_ended:
+                    call.last_s, call.free_s = end_s, end_s + control_s
+                    continue
+                call.last_s, call.free_s = ends_s[-2], ends_s[-2] + control_s
+            else:
+                for before_s in ends_s[:-1]:
+                    self._token(call, before_s)
+            self._deliver(sequence, end_s)
         self._iterated()
 
     def settle(self) -> None:
