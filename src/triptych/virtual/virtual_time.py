@@ -131,6 +131,10 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
     def time(self) -> float:
         return self._selector.now_s
 
+    def block(self, seconds: float) -> None:
+        """Advance the clock, as a callback does that takes so long."""
+        self._selector.now_s += seconds
+
     def call_at(
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
