@@ -16,6 +16,8 @@ from triptych.cli.bench.load import Endpoint
 from triptych.cli.cluster import LocalCluster
 from triptych.cli.metrics import scrape
 from triptych.cli.service_options import Flags, parse, without_instance_flags
+from triptych.families.model_files import ModelFiles
+from triptych.tokens.tokenizer import Tokenizer
 from triptych.workload.report import Record
 from triptych.workload.requests import Planned
 
@@ -72,9 +74,10 @@ class Watched:
 class Live:
     """A cluster that runs, and its client."""
 
-    def __init__(self, cluster: LocalCluster, model_id: str) -> None:
+    def __init__(self, cluster: LocalCluster, model_id: str, only_token: int) -> None:
+        """``only_token``: one that has text, of which all answers consist."""
         self._cluster = cluster
-        self._style = payload.Style(model_id, ignore_eos=True)
+        self._style = payload.Style(model_id, ignore_eos=True, only_token=only_token)
         self._started = {name: psutil.Process(pid) for name, pid in cluster.processes.items()}
 
     async def send(self, requests: Sequence[Planned], seed: str) -> list[Record]:
@@ -160,7 +163,8 @@ def _kind(process: str) -> str:
 @asynccontextmanager
 async def running(model: str | Path, model_id: str, roles: str) -> AsyncGenerator[Live]:
     """A cluster that has been ready, and has answered, before anything is measured."""
+    *_, token = Tokenizer.load(ModelFiles.load(Path(model))).encode(" the")
     given = given_options()
     options = {**given, "mounted_encoder": without_instance_flags(given["encoder"])}
     async with LocalCluster(f"{model_id}={model}", roles=roles, options=options) as cluster:
-        yield Live(cluster, model_id)
+        yield Live(cluster, model_id, token)

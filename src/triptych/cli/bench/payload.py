@@ -27,6 +27,8 @@ class Style:
     ignore_eos: bool = False
     """Generate exactly ``output_tokens`` (an extension of vLLM's servers and Triptych's)."""
     temperature: float = 0.0
+    only_token: int | None = None
+    """The token that answers consist of, by ``logit_bias``. Others may have no text, and a client does not see when these come."""
 
 
 def body(planned: Planned, style: Style, rng: random.Random) -> bytes:
@@ -45,6 +47,8 @@ def body(planned: Planned, style: Style, rng: random.Random) -> bytes:
     }
     if style.ignore_eos:
         document["ignore_eos"] = True
+    if style.only_token is not None:
+        document["logit_bias"] = {str(style.only_token): 100}
     return json.dumps(document).encode()
 
 

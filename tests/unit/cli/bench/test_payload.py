@@ -37,7 +37,9 @@ def test_a_request_body_matches_its_plan() -> None:
         data = b64decode(part["image_url"]["url"].removeprefix("data:image/png;base64,"))
         with Image.open(BytesIO(data)) as image:
             assert image.size == (size.width, size.height)
-    assert "ignore_eos" not in json.loads(body(planned, Style("m"), random.Random(0)))
+    plain = json.loads(body(planned, Style("m"), random.Random(0)))
+    assert not {"ignore_eos", "logit_bias"} & plain.keys()
+    assert json.loads(body(planned, Style("m", only_token=7), random.Random(0)))["logit_bias"] == {"7": 100}
 
 
 @pytest.mark.parametrize("clip", [Clip(Size(64, 48), 1.5), Clip(Size(33, 17), 0.1), Clip(Size(224, 224), 1.0, 25)])
