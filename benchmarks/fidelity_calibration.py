@@ -137,23 +137,23 @@ class _Kinds:
         return self._of("image").cpu_s[process] - self._of("text").cpu_s[process]
 
     def _steps(self, kind: str) -> float:
-        """Of the text instance, for each request."""
+        """Steps of the text instance for each request."""
         return self._of(kind).passes[TEXT]
 
     @property
     def sequences(self) -> float:
-        """In a step that decodes."""
+        """Sequences in a step that decodes, on average."""
         return (ANSWER - 1) / (self._steps("answer") - self._steps("text"))
 
     @property
     def step_s(self) -> float:
-        """Of a step that decodes at the text instance, beside its engine's."""
+        """CPU time of the text instance for a step that decodes, beside its engine's."""
         answer, sequences = self._of("answer"), self.sequences
         engine_s = self.decoder.decode_s(sequences, answer.prompt_tokens + ANSWER / 2).value
         return sequences * self.message_s(TEXT) - engine_s
 
     def _prefill_s(self, kind: str) -> float:
-        """Of one prompt's share in steps with as many prompts as there were."""
+        """Engine time of a prompt, in steps with as many prompts as there were on average."""
         steps = self._steps(kind)
         return steps * self.decoder.prefill_s(self._of(kind).prompt_tokens / steps).value
 

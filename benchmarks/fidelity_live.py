@@ -121,13 +121,14 @@ class Live:
             spent[_kind(name)] += sum(cpu_s(member) for member in (process, *process.children(recursive=True)))
         spent[CLIENT] += cpu_s(psutil.Process(os.getpid()))
         async with httpx.AsyncClient() as client:
-            read = {name: await scrape(client, url) for name, url in self._cluster.admin_urls.items()}
+            scraped = [await scrape(client, url) for url in self._cluster.admin_urls.values()]
+        read = [samples for samples in scraped if samples is not None]
+        if len(read) < len(scraped):
+            raise RuntimeError("a process's metrics cannot be read")
 
         def total(name: str, **labels: str) -> float:
-            return sum(samples.total(name, **labels) or 0.0 for samples in read.values() if samples is not None)
+            return sum(samples.total(name, **labels) or 0.0 for samples in read)
 
-        if read[ROUTER] is None:
-            raise RuntimeError("the router's metrics cannot be read")
         sums = {stage: total("triptych_stage_seconds_sum", stage=stage) for stage in STAGES}
         busy = psutil.cpu_times()
         return Watched(

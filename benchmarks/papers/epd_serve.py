@@ -337,7 +337,7 @@ def _table_5() -> Iterator[Row]:
         )  # fmt: skip
     best = max(found, key=lambda roles: found[roles][0])
     yield Row(
-        "5", "encoders of the allocation with the highest goodput", 6, made_encoders(best), "costs of table 4's rows"
+        "5", "encoders of the allocation with the highest goodput", 6, encoders_of(best), "costs of table 4's rows"
     )
 
 
@@ -348,7 +348,7 @@ def allocations(devices: int) -> Iterator[str]:
             yield f"E:{encoders},P:{prefills},D:{devices - encoders - prefills}"
 
 
-def made_encoders(roles: str) -> int:
+def encoders_of(roles: str) -> int:
     return int(roles.partition(",")[0].removeprefix("E:"))
 
 

@@ -19,13 +19,14 @@ from triptych.sim.machines.run import simulate as by_machines
 from triptych.sim.network import LinkSpeed
 from triptych.sim.run import Simulate
 from triptych.sim.scenario import Deployment, InstanceKind
-from triptych.workload.report import Record, percentile
+from triptych.workload.report import Objectives, Record, percentile
 from triptych.workload.requests import Distribution, Mix, Plan, Planned, Size, synthetic
 from triptych.workload.search import Bracket, RateSearch
 
 _PATIENCE_S = 3600.0
 """How long clients wait: none of the papers says that requests are given up."""
-_LINK_S = 0.0003
+_MESSAGE_S = 0.0003
+"""A message between two processes, and the start of a pull."""
 _ROUTER = ("--deadlines=admit", "--max-concurrent-requests=100000", "--max-waiting-requests=100000")
 _ENCODER = ("--arena-bytes=17179869184", "--max-waiting-items=100000", "--max-prepared-bytes=1099511627776")
 _TEXT = (
@@ -71,7 +72,7 @@ def cluster(
             preset=preset,
             autoscale=False,
             switch_roles=switches,
-            hardware=Hardware(device, degree, "float16", None, None, cores, 0.0003),
+            hardware=Hardware(device, degree, "float16", None, None, cores, _MESSAGE_S),
             given=given,
             faults=(),
         ).deployment
@@ -87,7 +88,7 @@ def cluster(
 
     def near(kind: InstanceKind) -> InstanceKind:
         rate = load_catalogue().device(kind.device).device_nbytes_per_s * kind.devices
-        return replace(kind, link=LinkSpeed(rate, _LINK_S), copied_bytes_per_s=rate)
+        return replace(kind, link=LinkSpeed(rate, _MESSAGE_S), copied_bytes_per_s=rate)
 
     return replace(made, kinds={role: near(kind) for role, kind in made.kinds.items()})
 
@@ -170,11 +171,8 @@ class Served:
 
     def attained(self, ttft_s: float, tpot_s: float) -> float:
         """Share of the requests that meet both objectives."""
-        met = [
-            record.ttft_s is not None and record.ttft_s <= ttft_s and (record.tpot_s is None or record.tpot_s <= tpot_s)
-            for record in self.records
-        ]
-        return sum(met) / len(met)
+        objectives = Objectives(ttft_s, tpot_s)
+        return mean(objectives.met(record) for record in self.records)
 
 
 def serve(deployment: Deployment, requests: Plan, *, warm_up: float = 0.0, simulate: Simulate = by_machines) -> Served:
@@ -187,9 +185,7 @@ def serve(deployment: Deployment, requests: Plan, *, warm_up: float = 0.0, simul
 
 def goodput(is_good: Callable[[float], bool], least: float, highest: float, precision: float = 0.04) -> float:
     """The highest rate that is good, to within ``precision``; 0 if the least is not."""
-    search = RateSearch(Bracket(least, highest))
+    search = RateSearch(Bracket(least, highest), precision)
     while (rate := search.next_rate) is not None:
-        if search.good is not None and search.too_high is not None and search.too_high <= search.good * (1 + precision):
-            break
         search.tried(rate, is_good=is_good(rate))
     return search.good or 0.0

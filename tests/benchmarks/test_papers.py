@@ -44,8 +44,8 @@ def test_parallel_encoders_take_the_time_of_the_busiest() -> None:
     measured = epd_serve.table_4_costs()
     made = epd_serve.minicpm("E:6,P:1,D:1", measured)
     apart, together = (
-        serve(made, plan(epd_serve.requests_of(8, epd_serve.SLICES, together=one), 0.01, 5, 1)).ttft_s
-        for one in (False, True)
+        serve(made, plan(epd_serve.requests_of(8, epd_serve.SLICES, together=as_one_item), 0.01, 5, 1)).ttft_s
+        for as_one_item in (False, True)
     )
     image_s = epd_serve.SLICES * epd_serve.SLICE_TOKENS * measured.token_s
     assert together - apart == pytest.approx(6 * image_s, rel=0.05), (

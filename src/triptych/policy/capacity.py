@@ -186,7 +186,7 @@ def _modelled_encode(
             warnings = costs.warnings.union(*(estimate.warnings for estimate in (*prepared, *encoded)))
             latency_s = _quantile(shares, services_s, load.quantile) + wait_s(per_s)
             peak_per_s = min(preparing.peak_per_s, encoding.peak_per_s)
-            best = Capacity(per_s, tokens * per_s, items, latency_s, 0.0, tokens * peak_per_s, warnings)
+            best = Capacity(per_s, tokens * per_s, items, latency_s, busy_per_s=tokens * peak_per_s, warnings=warnings)
         items *= 2
     if best is None:
         raise ValueError(f"max_items is {max_items}, must be at least 1")

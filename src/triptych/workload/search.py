@@ -7,7 +7,6 @@ from typing import Self
 from .requests import WorkloadError
 
 PRECISION = 0.02
-"""A rate is found once one that is at most this much higher is too high."""
 _MOST_RPS = 1e6
 
 
@@ -39,8 +38,10 @@ class RateSearch:
     It begins with the least rate and doubles it until one is too high; then it halves the interval, as a ratio.
     """
 
-    def __init__(self, bracket: Bracket) -> None:
+    def __init__(self, bracket: Bracket, precision: float = PRECISION) -> None:
+        """A rate is found once one that is at most ``precision`` higher, as a share, is too high."""
         self._bracket = bracket
+        self._precision = precision
         self.good: float | None = None
         """The highest rate that was good."""
         self.too_high: float | None = None
@@ -53,7 +54,7 @@ class RateSearch:
             return self._bracket.least if self.too_high is None else None
         if self.too_high is None:
             return min(2 * self.good, self._bracket.highest) if self.good < self._bracket.highest else None
-        if self.too_high <= self.good * (1 + PRECISION):
+        if self.too_high <= self.good * (1 + self._precision):
             return None
         return math.sqrt(self.good * self.too_high)
 
