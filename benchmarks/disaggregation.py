@@ -174,12 +174,12 @@ async def run(cases: Sequence[Case], rounds: int) -> list[Result]:
     results: list[Result] = []
     async with (
         httpx.AsyncClient(timeout=120, trust_env=False) as client,
-        LocalCluster(roles="E:1,PD:1") as one,
+        LocalCluster(roles="E:1,PD:1") as one_encoder,
         LocalCluster(roles="E:2,PD:1") as two,
     ):
         systems = {
             "monolith": monolith(),
-            "1 encoder": over_rest(client, one.url),
+            "1 encoder": over_rest(client, one_encoder.url),
             "2 encoders": over_rest(client, two.url),
         }
         for name, ask in systems.items():
@@ -200,16 +200,16 @@ def report(results: list[Result]) -> list[dict[str, Any]]:
     for (images, concurrency, _), group in groups.items():
         base = groups[images, concurrency, "monolith"]
         ttft, rate = (
-            statistics.median(getattr(one, name) for one in group) for name in ("ttft_p50_ms", "requests_per_s")
+            statistics.median(getattr(result, name) for result in group) for name in ("ttft_p50_ms", "requests_per_s")
         )
         base_ttft, base_rate = (
-            statistics.median(getattr(one, name) for one in base) for name in ("ttft_p50_ms", "requests_per_s")
+            statistics.median(getattr(result, name) for result in base) for name in ("ttft_p50_ms", "requests_per_s")
         )
         rows.append(
             {
                 **asdict(group[0]),
                 "ttft_p50_ms": round(ttft, 2),
-                "ttft_p99_ms": round(statistics.median(one.ttft_p99_ms for one in group), 2),
+                "ttft_p99_ms": round(statistics.median(result.ttft_p99_ms for result in group), 2),
                 "requests_per_s": round(rate, 2),
                 "ttft_ratio": round(ttft / base_ttft, 2),
                 "rate_ratio": round(rate / base_rate, 2),

@@ -91,7 +91,7 @@ class Live:
         """So many at a time, after a pause in which the ones before have ended. Raises RuntimeError."""
         [alone] = await self.send(requests[:1], f"{seed} alone")
         gap_s = (1 + together / 4) * max(0.05, alone.end_s)
-        planned = [replace(one, arrival_s=gap_s * (number // together)) for number, one in enumerate(requests)]
+        planned = [replace(request, arrival_s=gap_s * (number // together)) for number, request in enumerate(requests)]
         return answered(await self.send(planned, seed))
 
     async def capacity(self, requests: Sequence[Planned], seed: str, callers: int) -> float:

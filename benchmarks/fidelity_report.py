@@ -188,8 +188,8 @@ def orders(found: Sequence[Error]) -> list[Order]:
             at.setdefault((cell.model, cell.mix, cell.share, error.figure), {})[cell.placement] = error
     made: list[Order] = []
     for place, placements in at.items():
-        for one, other in combinations(placements, 2):
-            better, worse = sorted((one, other), key=lambda name: placements[name].measured)
+        for placement, other in combinations(placements, 2):
+            better, worse = sorted((placement, other), key=lambda name: placements[name].measured)
             measured = placements[worse].measured / placements[better].measured
             if measured > 1 + APART:
                 predicted = placements[worse].predicted / placements[better].predicted

@@ -198,8 +198,8 @@ def _run(case: Case, settings: Settings) -> list[Served]:
         async with running(world) as cluster:
             began_s = cluster.clock()
             async with asyncio.TaskGroup() as group:
-                for number, one in enumerate(served):
-                    group.create_task(_client(cluster, number, one, began_s))
+                for number, asked in enumerate(served):
+                    group.create_task(_client(cluster, number, asked, began_s))
             await cluster.check_nothing_is_held()
 
     virtual_time.run(main(), seed=case.seed, limit_s=7200)

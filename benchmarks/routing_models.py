@@ -146,8 +146,8 @@ class Model:
 
 
 MODELS: Mapping[str, Model] = {
-    one.name: one
-    for one in (
+    model.name: model
+    for model in (
         Model(
             "decoder-only",
             FakeFamily(patch_px=28, max_tokens_per_item=_CONTEXT, context_length=_CONTEXT),
@@ -190,14 +190,14 @@ class Mixed:
         rng = random.Random(f"{seed}/requests")
         texts = round(_TEXT_SHARE * count)
         span = traces.Span(_FROM_S, _MARGIN * count / _TRACE_PER_S)
-        of_trace = [one for one in traces.load(directory, span, None, rng).requests if one.images][: count - texts]
+        of_trace = [request for request in traces.load(directory, span, None, rng).requests if request.images][: count - texts]
         if len(of_trace) < count - texts:
             raise WorkloadError(f"{directory.name} has {len(of_trace)} requests with images from {_FROM_S:g} s on")
-        with_images = [replace(one, images=one.images[:_MOST_IMAGES]) for one in _stretched(of_trace, count)]
+        with_images = [replace(request, images=request.images[:_MOST_IMAGES]) for request in _stretched(of_trace, count)]
         at_s = 0.0
         overlay = [_text_only(at_s := at_s + rng.expovariate(1.0), rng) for _ in range(texts)]
         both = [*with_images, *_stretched(overlay, count)]
-        return cls(tuple(sorted(both, key=lambda one: one.arrival_s)))
+        return cls(tuple(sorted(both, key=lambda request: request.arrival_s)))
 
     def asks(self, rate_per_s: float | None, *, timeout_s: float) -> list[Ask]:
         """At this rate; None: all at once."""
@@ -209,7 +209,7 @@ class Mixed:
 
 def _stretched(requests: list[Planned], duration_s: float) -> list[Planned]:
     factor = duration_s / requests[-1].arrival_s
-    return [replace(one, arrival_s=factor * one.arrival_s) for one in requests]
+    return [replace(request, arrival_s=factor * request.arrival_s) for request in requests]
 
 
 _FROM_S = 36_000.0
