@@ -11,7 +11,7 @@ def test_the_manager_serves_500_members_and_50_watchers_which_all_come_back_at_o
     assert row["handled_per_s"] > 0
     assert row["changes"] > 0
     assert row["changes_missed"] == 0
-    assert [one["what"] for one in said["gatherings"]] == [
+    assert [gathering["what"] for gathering in said["gatherings"]] == [
         "all connect to a new manager",
         "all members reconnect",
         "all reconnect to a restarted manager",
