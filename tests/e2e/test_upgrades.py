@@ -100,7 +100,7 @@ class Cluster:
                 pools = (await stub.status()).pools
             except TriptychError:
                 return {}
-        return {one.registration.instance_id: one.condition for pool in pools for one in pool.members}
+        return {member.registration.instance_id: member.condition for pool in pools for member in pool.members}
 
     async def until_used(self, name: str) -> None:
         """Wait until the gateway's router says that an instance is ready for requests."""
@@ -120,7 +120,9 @@ class Cluster:
             await former.end()
             self.now[kind] = await self.start(kind, tree, port=former.port)
             await self.now[kind].until_ready()
-            for name in [one.name for one in self.now.values() if one.kind in ("router", "encoder", "text")]:
+            for name in [
+                service.name for service in self.now.values() if service.kind in ("router", "encoder", "text")
+            ]:
                 await self.until(name, MemberCondition.ACTIVE)
             return
         new = await self.start(kind, tree, *arguments)
