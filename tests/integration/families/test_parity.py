@@ -212,8 +212,8 @@ def test_cached_prefixes_do_not_change_answers(case: Case) -> None:
     ending = with_other_ending(question)
     engine = case.engine()
     request = case.request("first", question, ANSWER_TOKENS)
-    for name, one in (("first", request), ("again", renamed(request, "again"))):
-        engine.add(one)
+    for name, asked in (("first", request), ("again", renamed(request, "again"))):
+        engine.add(asked)
         assert finish(engine) == {name: case.answer(question, ANSWER_TOKENS)}
     assert engine.prefix_hits_tokens > 0
     engine.add(case.request("ending", ending, ANSWER_TOKENS))

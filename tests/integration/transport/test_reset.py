@@ -113,8 +113,8 @@ def opener(faults: Faults) -> Any:
 
 @pytest.fixture(scope="module")
 def holder() -> Iterator[Holder]:
-    with holder_process("nixl") as one:
-        yield one
+    with holder_process("nixl") as process:
+        yield process
 
 
 @dataclass
