@@ -585,12 +585,14 @@ class RouterNode(LocalRouter):
         return self.is_up
 
     async def chat(self, request: ChatRequest) -> AsyncGenerator[Sequence[ChatEvent]]:
-        async with aclosing(self._link.stream("Chat", lambda one: _told(one, request), request.timeout_s)) as answer:
+        async with aclosing(
+            self._link.stream("Chat", lambda router: _told(router, request), request.timeout_s)
+        ) as answer:
             async for events in answer:
                 yield events
 
     async def models(self) -> tuple[ModelInfo, ...]:
-        return await self._link.call("Models", lambda one: one.models())
+        return await self._link.call("Models", lambda router: router.models())
 
 
 async def _told(service: RouterService, request: ChatRequest) -> AsyncGenerator[Sequence[ChatEvent]]:
@@ -912,12 +914,12 @@ class SimCluster:
             if text.store is not None:
                 held[f"{text.name} leases"] = text.store.memory.leases
                 held[f"{text.name} leased bytes"] = text.store.memory.leased_bytes
-            held[f"{text.name} requests"] = sum(one.pending for one in state.stages.values())
+            held[f"{text.name} requests"] = sum(stage.pending for stage in state.stages.values())
             held[f"{text.name} pinned bytes"] = text.receiver.cache.pinned_bytes
             held[f"{text.name} sequences"] = int(text.engine.has_work)
             held[f"{text.name} KV tokens"] = text.engine.kv_tokens - text.engine.kv_free_tokens
             held[f"{text.name} tokens"] = (
-                sum(one.pending_tokens for one in state.stages.values()) + text.engine.pending_tokens
+                sum(stage.pending_tokens for stage in state.stages.values()) + text.engine.pending_tokens
             )
         return {name: number for name, number in held.items() if number}
 
@@ -934,8 +936,8 @@ class SimCluster:
             node.service.validate()
         for text in self.texts:
             text.service.validate()
-        for one in self.switching:
-            one.switching.validate()
+        for switching in self.switching:
+            switching.switching.validate()
         for manager in self.managers.values():
             manager.service.validate()
 

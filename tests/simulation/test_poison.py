@@ -70,7 +70,8 @@ async def poisonable(cluster: SimCluster, monkeypatch: pytest.MonkeyPatch) -> As
 
     def step_or_end(engine: FakeTextEngine) -> list[EngineOutput]:
         late = (
-            name.startswith(_LATE_POISON) and any(one.sent >= 3 for one in of) for name, of in engine._running.items()
+            name.startswith(_LATE_POISON) and any(sequence.sent >= 3 for sequence in of)
+            for name, of in engine._running.items()
         )
         if any(late) or any(name.startswith(_POISON) for name in engine._running):
             endings.end(engine)
