@@ -77,7 +77,7 @@ def test_answers_are_the_same(name: str, kv: KvOptions, tmp_path: Path) -> None:
     whole = text_engine(directory, kv=kv)
     small = text_engine(directory, kv=kv, max_sequences=3, token_budget=16)
     eager = text_engine(directory, kv=kv, enforce_eager=True)
-    assert [is_fused(one) for one in (whole, small, eager)] == [True, True, False]
+    assert [is_fused(model) for model in (whole, small, eager)] == [True, True, False]
     for engine in (whole, small, whole, eager):
         for asked, question in questions.items():
             engine.add(engine_request(asked, question, reference, encoder, greedy(16, ignore_eos=True)))

@@ -201,8 +201,8 @@ def chosen(
 ) -> int:
     """The token after an answer, sampled alone; equal to the reference's."""
     ours, theirs = (None, None) if grammar is None else (grammar(), grammar())
-    one = sequence(sampling, PROMPT, answer, eos_ids=frozenset({1}), grammar=ours)
-    (sampled,) = sample(torch.from_numpy(RAW[None].copy()), [one])
+    asked = sequence(sampling, PROMPT, answer, eos_ids=frozenset({1}), grammar=ours)
+    (sampled,) = sample(torch.from_numpy(RAW[None].copy()), [asked])
     if isinstance(sampled, Exception):
         raise sampled
     token, _ = Sampler(sampling, prompt=PROMPT, eos_ids=frozenset({1}), grammar=theirs).choose(
@@ -439,7 +439,7 @@ def test_a_batch_over_a_large_vocabulary_equals_its_rows(scale: float) -> None:
         sequence(SamplingParams(seed=row, temperature=0.8, **fields[row % len(fields)]), [0] * row) for row in range(24)
     ]
     sampled = sample(torch.from_numpy(logits.copy()), sequences)
-    expected = [choose(row, one.sampling, one.length) for row, one in zip(logits, sequences, strict=True)]
+    expected = [choose(row, asked.sampling, asked.length) for row, asked in zip(logits, sequences, strict=True)]
     assert sampled == [Sampled(token) for token in expected]
 
 
