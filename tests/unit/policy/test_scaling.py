@@ -331,7 +331,7 @@ def test_every_decision_is_within_its_limits(view: PoolView) -> None:
     if view.changes_last_hour >= LIMITS.max_changes_per_hour:
         assert decision.target == view.wanted
     if decision.target < view.wanted:
-        assert not any(one.phase is InstancePhase.STARTING for one in view.instances)
+        assert not any(instance.phase is InstancePhase.STARTING for instance in view.instances)
 
 
 @given(views, st.floats(0, 5000), st.floats(0, 5000), st.floats(0, 5000), st.floats(0, 5000))
