@@ -77,7 +77,7 @@ async def until(holds: Callable[[], bool]) -> None:
 def arrived(made: Bench, images: list[bytes]) -> bool:
     """Whether the last request sent to text has each image's embedding at its placeholder."""
     last = made.texts[0].requests[-1]
-    return [place.ticket.key for place in last.placements] == [digest(one) for one in images]
+    return [place.ticket.key for place in last.placements] == [digest(data) for data in images]
 
 
 @virtual
