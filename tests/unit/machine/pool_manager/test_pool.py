@@ -408,8 +408,8 @@ def test_one_drain_at_a_time_even_before_it_shows() -> None:
     machine.handle(InstancesSeen(names), 0.0)
     machine.handle(OverrideSet(1, 600.0), 0.0)
     drains = [effect for at_s in range(5) for effect in machine.handle(PoolTick(), float(at_s))]
-    assert [one.instance_id for one in drains if isinstance(one, DrainInstance)] == ["a"]
-    assert not any(isinstance(one, ScaleTo) for one in drains)
+    assert [effect.instance_id for effect in drains if isinstance(effect, DrainInstance)] == ["a"]
+    assert not any(isinstance(effect, ScaleTo) for effect in drains)
     machine.handle(InstancesSeen(names[1:]), 6.0)
     assert DrainInstance in [type(effect) for effect in machine.handle(PoolTick(), 6.0)]
 

@@ -125,8 +125,8 @@ def refused(effects: list[ClusterEffect]) -> PlaceRefused:
 
 
 def load(tokens: int = 0, *, items: int | None = None, leased: int = 0, draining: bool = False) -> InstanceLoad:
-    one = StageLoad(tokens, (tokens and 1) if items is None else items, leased)
-    return InstanceLoad({Stage.ENCODE: one}, draining)
+    stage_load = StageLoad(tokens, (tokens and 1) if items is None else items, leased)
+    return InstanceLoad({Stage.ENCODE: stage_load}, draining)
 
 
 def text_load(tokens: int, waiting: int, running: int) -> InstanceLoad:
@@ -134,16 +134,16 @@ def text_load(tokens: int, waiting: int, running: int) -> InstanceLoad:
 
 
 def encoder(machine: ClusterMachine, name: str, now_s: float = 0.0) -> Candidate:
-    return next(one for one in machine.instances.pool(ENCODE, now_s).candidates if one.name == name)
+    return next(candidate for candidate in machine.instances.pool(ENCODE, now_s).candidates if candidate.name == name)
 
 
 def text(machine: ClusterMachine, name: str, now_s: float = 0.0) -> Candidate:
-    return next(one for one in machine.instances.pool(TEXT, now_s).candidates if one.name == name)
+    return next(candidate for candidate in machine.instances.pool(TEXT, now_s).candidates if candidate.name == name)
 
 
 def usable(machine: ClusterMachine, now_s: float) -> list[str]:
     """The encoders that may get items."""
-    return [one.name for one in machine.instances.pool(ENCODE, now_s).candidates if one.usable]
+    return [candidate.name for candidate in machine.instances.pool(ENCODE, now_s).candidates if candidate.usable]
 
 
 def engine_fails(machine: ClusterMachine, name: str, now_s: float = 0.0) -> None:
@@ -627,7 +627,7 @@ def test_finished_work_is_not_counted_and_load_of_other_routers_is() -> None:
     grant = granted(machine.handle(CreditsWanted(1, wants(10), wait=True), 0)).grants[0]
     assert grant.name == "b"
     machine.handle(encoded(grant), 0)
-    view = {one.name: one for one in machine.instances.pool(ENCODE, 0).candidates}
+    view = {candidate.name: candidate for candidate in machine.instances.pool(ENCODE, 0).candidates}
     assert (view["a"].pending_tokens, view["b"].pending_tokens, view["b"].available_bytes) == (7, 0, 90)
     machine.handle(CreditReturned(grant.credit), 0)
     assert encoder(machine, "b").available_bytes == 100
@@ -710,7 +710,7 @@ def test_the_machine_uses_the_policies_it_is_given() -> None:
     machine = cluster("a", "b", "t", policies=replace(POLICIES, encoder_routing=PLACEMENTS["round-robin"]))
     machine.handle(LoadReported("a", load(50)), 0)
     chosen = [granted(machine.handle(CreditsWanted(run, wants(5, first=run), wait=True), 0)) for run in (1, 2, 3)]
-    assert [one.grants[0].name for one in chosen] == ["a", "b", "a"]
+    assert [effect.grants[0].name for effect in chosen] == ["a", "b", "a"]
 
 
 def test_a_request_without_a_priority_has_priority_zero() -> None:

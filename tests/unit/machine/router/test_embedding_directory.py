@@ -33,10 +33,10 @@ def test_holders_come_before_those_that_are_encoding() -> None:
     known = directory()
     known.apply_hints("a", report(1, encoding=(CAT,)))
     known.apply_hints("b", report(1, held=(CAT,)))
-    assert [one.name for one in known.holders(CAT)] == ["b", "a"]
+    assert [holder.name for holder in known.holders(CAT)] == ["b", "a"]
     known.apply_hints("a", report(2, held=(CAT,)))
     known.apply_hints("b", report(2, encoding=(CAT,)))
-    assert [one.name for one in known.holders(CAT)] == ["a", "b"]
+    assert [holder.name for holder in known.holders(CAT)] == ["a", "b"]
     known.validate()
 
 
@@ -71,10 +71,10 @@ def test_a_missing_report_ends_all_hints_until_the_reports_start_over(sequences:
     known.apply_hints("b", report(1, held=(CAT,)))
     behind = [known.apply_hints("a", report(sequence, held=(CAT,))) for sequence in sequences]
     assert behind.count(True) == 1
-    assert [one.name for one in known.holders(CAT)] == ["b"]
+    assert [holder.name for holder in known.holders(CAT)] == ["b"]
     assert not known.apply_hints("a", report(9, held=(CAT,))), "this is said once"
     known.apply_hints("a", report(1, held=(DOG,)))
-    assert [one.name for one in known.holders(CAT)] == ["b"]
+    assert [holder.name for holder in known.holders(CAT)] == ["b"]
     assert known.holders(DOG) == (HELD,)
     known.validate()
 

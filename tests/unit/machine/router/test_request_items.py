@@ -65,7 +65,7 @@ def test_a_reader_gets_all_tickets_once_every_item_is_encoded() -> None:
         ready.append(made.are_ready)
     assert ready == [False, False, True]
     assert made.nbytes_by_encoder() == {"i-a": 256, "i-b": 128}
-    assert [one.ticket.address for one in made.placements()] == ["a", "b", "a"]
+    assert [placement.ticket.address for placement in made.placements()] == ["a", "b", "a"]
     assert [leases.is_sent for leases in made.leases] == [True] * 3
     assert made.read() == [EmbeddingsRead((0, 1, 2))]
     assert [effect.name for effect in made.release("over", 2.0) if isinstance(effect, Release)] == ["a", "b", "a"]
@@ -91,7 +91,7 @@ def test_leases_are_extended_at_half_of_their_time_by_one_alarm() -> None:
     encode(made, 1)
     assert made.watch_leases(2.0) == [], "the alarm that is set comes in time"
     effects = made.leases_due(5.0, 20.0)
-    assert [(one.credit, one.lease_s) for one in effects if isinstance(one, Renew) and one.extends] == [
+    assert [(effect.credit, effect.lease_s) for effect in effects if isinstance(effect, Renew) and effect.extends] == [
         (0, 20.0),
         (1, 20.0),
     ]
@@ -104,7 +104,7 @@ def test_hedges_are_wanted_again_while_the_item_takes_long() -> None:
     assert alarms(made.watch_hedges(4.0, 0.0)) == [(4.0, Signal.HEDGES_DUE)]
     assert made.watch_hedges(6.0, 0.0) == []
     effects = made.hedges_due(3, 4.0)
-    assert [(one.request, one.want.item) for one in effects if isinstance(one, HedgeWanted)] == [(3, 0)]
+    assert [(effect.request, effect.want.item) for effect in effects if isinstance(effect, HedgeWanted)] == [(3, 0)]
     assert alarms(effects) == [(1.0, Signal.HEDGES_DUE)], "a quarter of what it has taken"
 
 
