@@ -144,7 +144,7 @@ def errors(models: Sequence[Model], target: Target) -> list[Errors]:
     found = {model.name: calibrate(model.samples(target), target, model.name) for model in models}
     rows = []
     for model in models:
-        other = next((found[each.name] for each in models if each is not model), found[model.name])
+        other = next((found[another.name] for another in models if another is not model), found[model.name])
         for held_out in found[model.name].held_out:
             samples = [sample for sample in model.samples(target) if sample.table == held_out.table]
             rows.append(

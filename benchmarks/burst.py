@@ -50,13 +50,13 @@ async def run(served: Served, workload: Workload, logs: Path) -> list[Outcome]:
     autoscaled, monolithic = System("autoscaled"), System("monolithic", "EPD:2")
     unscaled = System("unscaled", autoscale=False, until_s=workload.begins_s + _UNSCALED_S)
 
-    async def one(system: System) -> Outcome:
+    async def outcome_of(system: System) -> Outcome:
         at = logs / f"{served.attention.value}-{system.name}"
         return await replayed(served, system, workload, manager_options=MANAGER, log_dir=at)
 
     async with asyncio.TaskGroup() as group:
-        both = [group.create_task(one(system)) for system in (autoscaled, unscaled)]
-    return [*(task.result() for task in both), await one(monolithic)]
+        both = [group.create_task(outcome_of(system)) for system in (autoscaled, unscaled)]
+    return [*(task.result() for task in both), await outcome_of(monolithic)]
 
 
 def document(served: Served, outcomes: Sequence[Outcome]) -> dict[str, Any]:

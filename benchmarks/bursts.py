@@ -109,7 +109,9 @@ def from_trace(directory: Path, shape: Shape, seed: int) -> Workload:
         in_burst = _recorded_rate(Path(chosen), _BURST_FROM_S, _BURST_TO_S)
         span = traces.Span(start_s, length_s, recorded / in_burst * shape.burst_per_s / factor)
         plan = traces.load(Path(chosen), span, IMAGE, random.Random(seed))
-    compressed = tuple(replace(request, arrival_s=request.arrival_s / factor) for request in plan.requests if request.images)
+    compressed = tuple(
+        replace(request, arrival_s=request.arrival_s / factor) for request in plan.requests if request.images
+    )
     return Workload(
         compressed,
         shape.before_s,
@@ -379,7 +381,9 @@ async def _watch(
     while True:
         with suppress(TriptychError):
             ready = {
-                pool.role: sum(member.condition is MemberCondition.ACTIVE and not member.suspected for member in pool.members)
+                pool.role: sum(
+                    member.condition is MemberCondition.ACTIVE and not member.suspected for member in pool.members
+                )
                 for pool in (await manager.status()).pools
                 if pool.role is not None and pool.model != _BESIDE
             }

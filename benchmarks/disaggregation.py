@@ -144,7 +144,7 @@ def monolith() -> Ask:
 def over_rest(client: httpx.AsyncClient, url: str) -> Ask:
     async def ask(images: list[bytes]) -> float:
         urls = ["data:image/png;base64," + b64encode(data).decode() for data in images]
-        content: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": each}} for each in urls]
+        content: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
         body = {
             "model": MODEL_ID,
             "messages": [{"role": "user", "content": [*content, {"type": "text", "text": QUESTION}]}],
@@ -175,12 +175,12 @@ async def run(cases: Sequence[Case], rounds: int) -> list[Result]:
     async with (
         httpx.AsyncClient(timeout=120, trust_env=False) as client,
         LocalCluster(roles="E:1,PD:1") as one_encoder,
-        LocalCluster(roles="E:2,PD:1") as two,
+        LocalCluster(roles="E:2,PD:1") as two_encoders,
     ):
         systems = {
             "monolith": monolith(),
             "1 encoder": over_rest(client, one_encoder.url),
-            "2 encoders": over_rest(client, two.url),
+            "2 encoders": over_rest(client, two_encoders.url),
         }
         for name, ask in systems.items():
             await measure(name, ask, Case(2, 2, 8), seed=0)

@@ -157,7 +157,8 @@ def row(system: str, rate: float, records: Sequence[Record], ttft: Sequence[floa
 
     tokens = [record.tpot_s or 0.0 for record in answered]
     within = sum(
-        (record.ttft_s or 0.0) <= _WITHIN * ttft[len(record.planned.images)] and (record.tpot_s or 0.0) <= _WITHIN * tpot_s
+        (record.ttft_s or 0.0) <= _WITHIN * ttft[len(record.planned.images)]
+        and (record.tpot_s or 0.0) <= _WITHIN * tpot_s
         for record in answered
     )
     return Row(
@@ -191,7 +192,10 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
             for url in urls.values():
                 await sent(url, [_planned(images) for images in (0, 1, _MOST_IMAGES)] * 2, 1)
             ttft, tpot_s = await alone(urls[APART])
-            print(f"{APART}, without load: TTFT {[round(median_s, 3) for median_s in ttft]} s, TPOT {tpot_s:.4f} s", flush=True)
+            print(
+                f"{APART}, without load: TTFT {[round(median_s, 3) for median_s in ttft]} s, TPOT {tpot_s:.4f} s",
+                flush=True,
+            )
             await _rounds(options, urls, records)
     rows = [row(system, rate, found, ttft, tpot_s) for (system, rate), found in records.items()]
     _show(rows)

@@ -144,7 +144,8 @@ async def _kv_transferred(sender: Timed, reader: Timed, request: TextRequest) ->
     assert isinstance(kv_transferred, KvTransferred), kv_transferred
     token_ids = tuple(token for _, event in first if isinstance(event, TokenChunk) for token in event.token_ids)
     segments = tuple(
-        replace(segment.placement, ticket=segment.placement.ticket.at(sender.address)) for segment in kv_transferred.segments
+        replace(segment.placement, ticket=segment.placement.ticket.at(sender.address))
+        for segment in kv_transferred.segments
     )
     goes_on = replace(request, continued=(ContinuedChoice(0, token_ids),), kv_segments=segments)
     second = [event async for event in _events(reader, goes_on)]

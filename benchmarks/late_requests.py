@@ -260,9 +260,9 @@ def row(case: Case, runs: Sequence[Sequence[Served]]) -> Row:
 def measure(settings: Settings, jobs: int) -> dict[str, Any]:
     rows: list[Row] = []
     cases = list(product(settings.systems, settings.loads, settings.orders))
-    each = [Case(*case, seed) for case in cases for seed in range(settings.seeds)]
+    seeded_cases = [Case(*case, seed) for case in cases for seed in range(settings.seeds)]
     with ProcessPoolExecutor(jobs) as pool:
-        results = pool.map(run, each, [settings] * len(each))
+        results = pool.map(run, seeded_cases, [settings] * len(seeded_cases))
         for case in cases:
             rows.append(row(Case(*case, 0), [next(results) for _ in range(settings.seeds)]))
             _show(rows[-1])

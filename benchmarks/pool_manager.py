@@ -224,7 +224,9 @@ class Site:
         """Heartbeats handled on the current streams, and suspected members."""
         told = await self._stub.Status(pool_manager_pb2.StatusRequest(), timeout=30.0, wait_for_ready=True)
         members = [member for pool in told.pools for member in pool.members]
-        return sum(stage.pending for member in members for stage in member.load.stages), sum(member.suspected for member in members)
+        return sum(stage.pending for member in members for stage in member.load.stages), sum(
+            member.suspected for member in members
+        )
 
     def cpu_s(self) -> float:
         assert self.process is not None
@@ -260,14 +262,14 @@ def connected(everyone: Sequence[Member | Watcher]) -> TaskScope:
     """They connect now, and lose their connections together at the end of the context."""
     scope = TaskScope("connected")
     for client in everyone:
-        scope.spawn(client.run(), name="one")
+        scope.spawn(client.run(), name="client")
     return scope
 
 
 async def beat(members: Sequence[Member], rate: float, until_s: float) -> None:
     """Heartbeats at a fixed rate, each member's at its own times; a member that is late skips none."""
 
-    async def one(member: Member, first_s: float) -> None:
+    async def beat_one(member: Member, first_s: float) -> None:
         due_s = first_s
         while due_s < until_s:
             await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
@@ -280,7 +282,7 @@ async def beat(members: Sequence[Member], rate: float, until_s: float) -> None:
     now_s = time.perf_counter()
     async with asyncio.TaskGroup() as group:
         for number, member in enumerate(members):
-            group.create_task(one(member, now_s + interval_s * number / len(members)))
+            group.create_task(beat_one(member, now_s + interval_s * number / len(members)))
 
 
 async def change(site: Site, per_s: float, until_s: float) -> list[tuple[str, int, float]]:

@@ -192,7 +192,10 @@ def main() -> None:
                     f"{many.copied_s:.2f} s, recomputed {many.recomputed_s:.2f}: {many.copied_s / many.recomputed_s:.2f}"
                 )
     told = {"machine": said, "requests": REQUESTS, "answer_tokens": ANSWER_TOKENS, "rounds": rounds}
-    told |= {"lengths": [asdict(length) for length in by_length], "pressure": [asdict(figures) for figures in under_pressure]}
+    told |= {
+        "lengths": [asdict(length) for length in by_length],
+        "pressure": [asdict(figures) for figures in under_pressure],
+    }
     write_figures(args.json, told)
 
 

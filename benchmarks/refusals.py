@@ -243,8 +243,8 @@ async def refusals(system: System, kind: Kind, settings: Settings, bodies: Bodie
                 group.create_task(ask(left.pop()))
                 await asyncio.sleep(rng.expovariate(settings.rate))
         spent = {name: spent[name] + now_s - before[name] for name, now_s in system.cpu_s().items()}
-    each = {name: 1e6 * cpu_s / settings.requests for name, cpu_s in spent.items()}
-    return Round(each["gateway"], each["router"], shed / settings.requests)
+    cpu_us = {name: 1e6 * cpu_s / settings.requests for name, cpu_s in spent.items()}
+    return Round(cpu_us["gateway"], cpu_us["router"], shed / settings.requests)
 
 
 async def measure(settings: Settings, before: Path | None) -> dict[str, Any]:

@@ -242,7 +242,9 @@ class Comparison:
 
     async def run(self) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []
-        chosen = {name: self._settings.placements or wanted.placements for name, wanted in self._settings.wanted.items()}
+        chosen = {
+            name: self._settings.placements or wanted.placements for name, wanted in self._settings.wanted.items()
+        }
         for placement in PLACEMENTS:
             if names := [name for name, placements in chosen.items() if placement.name in placements]:
                 rows += await self._of(placement, names)

@@ -318,7 +318,9 @@ def _summarized(case: Case, served: Sequence[Served], router_us: float) -> Run:
         for kind in filter(kinds.__getitem__, kinds):
             result.ttft_s[kind].append(request.ttft_s)
         result.met += request.ttft_s <= request.slo_s
-    all_begun_s = max((request.ask.at_s + request.ttft_s for request in served if request.ttft_s is not None), default=0.0)
+    all_begun_s = max(
+        (request.ask.at_s + request.ttft_s for request in served if request.ttft_s is not None), default=0.0
+    )
     ended = sum(all_begun_s / 4 < request.ended_s <= all_begun_s for request in served if not request.error)
     result.per_s = ended / (0.75 * all_begun_s)
     result.goodput_per_s = result.per_s * result.met / result.asked

@@ -190,10 +190,14 @@ class Mixed:
         rng = random.Random(f"{seed}/requests")
         texts = round(_TEXT_SHARE * count)
         span = traces.Span(_FROM_S, _MARGIN * count / _TRACE_PER_S)
-        of_trace = [request for request in traces.load(directory, span, None, rng).requests if request.images][: count - texts]
+        of_trace = [request for request in traces.load(directory, span, None, rng).requests if request.images][
+            : count - texts
+        ]
         if len(of_trace) < count - texts:
             raise WorkloadError(f"{directory.name} has {len(of_trace)} requests with images from {_FROM_S:g} s on")
-        with_images = [replace(request, images=request.images[:_MOST_IMAGES]) for request in _stretched(of_trace, count)]
+        with_images = [
+            replace(request, images=request.images[:_MOST_IMAGES]) for request in _stretched(of_trace, count)
+        ]
         at_s = 0.0
         overlay = [_text_only(at_s := at_s + rng.expovariate(1.0), rng) for _ in range(texts)]
         both = [*with_images, *_stretched(overlay, count)]

@@ -67,7 +67,11 @@ class Rows:
             if sequence.sequence_id not in self._samplers:
                 prompt = sequence.token_ids[: sequence.prompt_tokens]
                 self._samplers[sequence.sequence_id] = Sampler(
-                    sequence.sampling, prompt=prompt, eos_ids=sequence.end_ids, choice=sequence.choice, grammar=sequence.grammar
+                    sequence.sampling,
+                    prompt=prompt,
+                    eos_ids=sequence.end_ids,
+                    choice=sequence.choice,
+                    grammar=sequence.grammar,
                 )
             sampled.append(Sampled(*self._samplers[sequence.sequence_id].choose(row, sequence.answer, sequence.length)))
         return sampled

@@ -145,7 +145,7 @@ async def _send(
     rng, began_s = Random(f"{settings.seed}/{name}"), time.perf_counter()
     found: list[_Reply] = []
 
-    async def one(at_s: float, number: int) -> None:
+    async def sent(at_s: float, number: int) -> None:
         asked = await _ask(client, key, f"{number} {text}", workload.answer_tokens, settings.timeout_s)
         found.append(_Reply(at_s, *asked))
 
@@ -153,7 +153,7 @@ async def _send(
         at_s, number = rng.expovariate(per_s), 0
         while at_s < settings.seconds:
             await asyncio.sleep(began_s + at_s - time.perf_counter())
-            group.create_task(one(at_s, number))
+            group.create_task(sent(at_s, number))
             at_s, number = at_s + rng.expovariate(per_s), number + 1
     return found
 

@@ -60,7 +60,9 @@ def measured(row: Row, workers: list[Worker], wanted: list[dict[str, Any]], pool
     rates = []
     for case in wanted:
         answers = list(pool.map(lambda worker, case=case: worker.ask(case), workers))
-        rates.append(sum(answer["tokens_per_s"] if "tokens_per_s" in answer else 1 / answer["ttft_s"] for answer in answers))
+        rates.append(
+            sum(answer["tokens_per_s"] if "tokens_per_s" in answer else 1 / answer["ttft_s"] for answer in answers)
+        )
     print(f"  {row.name}: {[round(rate, 2) for rate in rates]}", file=sys.stderr, flush=True)
     return rates
 

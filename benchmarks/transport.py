@@ -328,7 +328,9 @@ class Reader:
                 return
             step = -(-(end - at) // number)
             parts = [(start, min(start + step, end)) for start in range(at, end, step)]
-            for done in [threads.submit(receive, connection, *part) for connection, part in zip(connections, parts, strict=False)]:
+            for done in [
+                threads.submit(receive, connection, *part) for connection, part in zip(connections, parts, strict=False)
+            ]:
                 done.result()
 
         return pull
@@ -423,7 +425,9 @@ class Measured:
 async def run(settings: Settings, systems: Sequence[str], own: Path) -> Measured:
     """All systems alternate within each round, so that a slow phase of the machine affects all."""
     # NIXL last: threads left by its agents would count against the others.
-    idle = {system: await idle_cores(system, settings, own) for system in sorted(systems, key=lambda name: name == NIXL)}
+    idle = {
+        system: await idle_cores(system, settings, own) for system in sorted(systems, key=lambda name: name == NIXL)
+    }
     everyone = (MEMCPY, MEMORY, *systems)
     cases = [
         Case(nbytes, at_once, holders)

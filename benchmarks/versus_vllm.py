@@ -225,7 +225,9 @@ async def idle_core_share(seconds: float) -> float:
 
 def cpu_s(started: Sequence[psutil.Process]) -> float:
     """What these processes and those that they started have taken."""
-    return sum(sum(process.cpu_times()[:2]) for first in started for process in (first, *first.children(recursive=True)))
+    return sum(
+        sum(process.cpu_times()[:2]) for first in started for process in (first, *first.children(recursive=True))
+    )
 
 
 async def run(settings: Settings, model: Path, logs: Path, cores: tuple[set[int], set[int]]) -> Run:
@@ -302,7 +304,9 @@ def main() -> None:
     if options.images:
         settings = replace(settings, text_share=0.0, image_counts=(options.images,))
     if options.systems:
-        settings = replace(settings, systems=tuple(system for system in SYSTEMS if system == BASE or system in options.systems))
+        settings = replace(
+            settings, systems=tuple(system for system in SYSTEMS if system == BASE or system in options.systems)
+        )
     allowed = sorted(os.sched_getaffinity(0))
     cores = set(allowed[:2]), set(allowed[2:]) or set(allowed)
     on = {**machine.describe(), "system_cores": str(sorted(cores[0])), "client_cores": str(sorted(cores[1]))}

@@ -124,9 +124,9 @@ def _range(values: Sequence[float]) -> dict[str, float]:
     return {"least": round(min(values), 4), "most": round(max(values), 4)}
 
 
-def ahead(first: Mapping[str, float], other: Mapping[str, float]) -> bool:
-    """Whether the first time is shorter, in every round than in any of the other's."""
-    return first["most"] < other["least"]
+def ahead(first: Mapping[str, float], second: Mapping[str, float]) -> bool:
+    """Whether the first time is shorter, in every round than in any of the second's."""
+    return first["most"] < second["least"]
 
 
 def verdicts(made: Sequence[dict[str, Any]], rounds: int) -> list[str]:
@@ -150,9 +150,17 @@ def verdicts(made: Sequence[dict[str, Any]], rounds: int) -> list[str]:
             mine, its = (_tail(row["classes"][name]) for row in (first, second))
             if mine is None or its is None or mine[0] != its[0]:
                 continue
-            my_time, two = mine[1], its[1]
-            word = "ahead of" if ahead(my_time, two) else "behind" if ahead(two, my_time) else "not distinguishable from"
-            said.append(f"{first['share']:.0%}: {system} is {word} {other} in {mine[0]} of {name}: {my_time} and {two}")
+            my_time, its_time = mine[1], its[1]
+            word = (
+                "ahead of"
+                if ahead(my_time, its_time)
+                else "behind"
+                if ahead(its_time, my_time)
+                else "not distinguishable from"
+            )
+            said.append(
+                f"{first['share']:.0%}: {system} is {word} {other} in {mine[0]} of {name}: {my_time} and {its_time}"
+            )
     return said
 
 
