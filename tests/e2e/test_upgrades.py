@@ -156,9 +156,9 @@ async def test_services_are_upgraded_and_rolled_back_one_by_one_without_a_failed
             await service.until_ready()
         load = Load(f"http://{cluster.now['gateway'].target}")
         async with load.running():
-            for tree, over in ((THIS, "tcp"), (old, "shm")):
+            for tree, transport in ((THIS, "tcp"), (old, "shm")):
                 for kind in FRONT_FIRST:
-                    preferred = ("--prefer-transport", over) if kind == "text" else ()
+                    preferred = ("--prefer-transport", transport) if kind == "text" else ()
                     await cluster.replace(kind, tree, load, *preferred)
                     await load.more()
         for service in cluster.now.values():

@@ -199,11 +199,11 @@ def _named(model: str) -> tuple[ModelInfo, ...]:
 async def test_many_members_reconnect_at_once() -> None:
     port, *several = ports.free(31, ())
     async with watching(port) as known, asyncio.TaskGroup() as group:
-        over = asyncio.Event()
+        ended = asyncio.Event()
 
         async def live(own: int) -> None:
             async with member(port, own):
-                await over.wait()
+                await ended.wait()
 
         for own in several:
             group.create_task(live(own))
@@ -211,4 +211,4 @@ async def test_many_members_reconnect_at_once() -> None:
             async with manager(port) as service:
                 await until(partial(_has, service, len(several)))
                 await until(lambda: len(known) == len(several))
-        over.set()
+        ended.set()

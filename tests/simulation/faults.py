@@ -215,12 +215,12 @@ def _cut(managers: Sequence[ManagerNode], names: Sequence[str]) -> End:
 
 
 def _set(things: Sequence[object], name: str, *, bad: object, well: object) -> End:
-    for thing in things:
-        setattr(thing, name, bad)
+    for faulty in things:
+        setattr(faulty, name, bad)
 
     def heal() -> None:
-        for thing in things:
-            setattr(thing, name, well)
+        for faulty in things:
+            setattr(faulty, name, well)
 
     return heal
 

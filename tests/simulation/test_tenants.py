@@ -126,14 +126,14 @@ def run(world: World, *streams: list[Ask]) -> Mapping[str, Served]:
         name: Served(
             [
                 reply.first_s - began_s - reply.ask.at_s
-                for reply in them
+                for reply in own
                 if reply.first_s is not None and reply.ask.at_s > SETTLED_S
             ],
-            sum(isinstance(reply.error, Overloaded) for reply in them),
-            sum(isinstance(reply.error, DeadlineExceeded) for reply in them),
-            sum(reply.error is None and reply.ended_s - began_s < LASTS_S for reply in them),
+            sum(isinstance(reply.error, Overloaded) for reply in own),
+            sum(isinstance(reply.error, DeadlineExceeded) for reply in own),
+            sum(reply.error is None and reply.ended_s - began_s < LASTS_S for reply in own),
         )
-        for name, them in found.items()
+        for name, own in found.items()
     }
 
 

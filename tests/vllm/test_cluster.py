@@ -168,7 +168,7 @@ def _same_prompt_other_images(reference: Reference) -> tuple[Known, Known]:
         images = iter(items_of(other))
         swapped = tuple(next(images) if isinstance(part, Item) else part for part in question)
         known = reference.ask(question), reference.ask(swapped)
-        if all(each.clear for each in known) and known[0].token_ids != known[1].token_ids:
+        if all(example.clear for example in known) and known[0].token_ids != known[1].token_ids:
             return known
     raise AssertionError
 

@@ -152,8 +152,8 @@ async def test_many_requests_at_once_get_their_own_items(cluster: LocalCluster, 
     with source(cluster) as items:
         async with client.resolve(IMAGES) as resolved:
             wanted = {f"r{number}": needed(resolved[number % 20 : number % 20 + 3]) for number in range(60)}
-            got = [await found(items, name, each) for name, each in wanted.items()]
-        assert [set(embeddings) for embeddings in got] == [set(each) for each in wanted.values()]
+            got = [await found(items, name, keys) for name, keys in wanted.items()]
+        assert [set(embeddings) for embeddings in got] == [set(keys) for keys in wanted.values()]
         assert items.nbytes == 22 * NBYTES
         for name in wanted:
             items.drop(name)

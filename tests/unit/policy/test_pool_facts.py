@@ -161,14 +161,14 @@ def test_a_request_alone_takes_what_both_profiles_say() -> None:
     assert found.tbt_s == pytest.approx(0.011 + 1e-6 * 500)
 
 
-@pytest.mark.parametrize(("encoders", "each"), [(1, 16), (2, 8), (3, 6), (16, 1), (40, 1)])
-def test_the_items_of_a_request_alone_share_the_encoders(encoders: int, each: int) -> None:
+@pytest.mark.parametrize(("encoders", "items"), [(1, 16), (2, 8), (3, 6), (16, 1), (40, 1)])
+def test_the_items_of_a_request_alone_share_the_encoders(encoders: int, items: int) -> None:
     """Sixteen images had the objective of one, and so went before every later request with one."""
     assert BOTH.encoder is not None
     many = ClassWindow(arrivals=1, items=16, media_tokens=3200, prompt_tokens=500)
     found = isolated(BOTH, many, encoders=encoders)
     assert found is not None
-    assert found.encode_s == pytest.approx(BOTH.encoder.encode_s(200, each).value)
+    assert found.encode_s == pytest.approx(BOTH.encoder.encode_s(200, items).value)
 
 
 def test_a_latency_alone_needs_the_profiles_of_the_parts_that_work() -> None:

@@ -390,11 +390,11 @@ def test_cached_embeddings_are_no_load_of_the_encoders() -> None:
     assert encode_tokens({"image-256": ClassWindow(arrivals=1, media_tokens=100)}) == 100
     assert prompt_tokens(WINDOW) == 8000
     assert answer_tokens({"text": ClassWindow(arrivals=1, prompt_tokens=9)}) == 0
-    two = {
+    classes = {
         "text": ClassWindow(arrivals=6, prompt_tokens=9, done=2, output_tokens=10),
         "image-256": ClassWindow(arrivals=4),
     }
-    assert answer_tokens(two) == 10 * 5, "arrivals of a class without an ended answer have the mean of the others"
+    assert answer_tokens(classes) == 10 * 5, "arrivals of a class without an ended answer have the mean of the others"
 
 
 def test_encoders_share_the_host_of_a_text_instance_that_leaves_devices() -> None:

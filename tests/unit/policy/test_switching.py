@@ -122,8 +122,8 @@ def views(draw: st.DrawFn) -> tuple[StageView, ...]:
         made = stage(which, max(1, instances), holds=draw(st.floats(0.5, 20)), served=served)
         held = draw(st.lists(st.floats(0, 10), min_size=len(made.movable), max_size=len(made.movable)))
         movable = tuple(
-            replace(it, held=part, stages=draw(st.sampled_from(list(Role))).stages)
-            for it, part in zip(made.movable, held, strict=True)
+            replace(instance, held=part, stages=draw(st.sampled_from(list(Role))).stages)
+            for instance, part in zip(made.movable, held, strict=True)
         )
         arriving = draw(st.floats(-5, 5)) if not served else draw(st.floats(0, 6))
         kept = movable[: draw(st.integers(0, instances))]

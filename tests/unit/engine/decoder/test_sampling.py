@@ -418,9 +418,13 @@ def test_a_mixed_batch_equals_its_rows_sampled_alone(
         assert scored.token_id == token
         assert (scored.scores is None) == (scores is None)
         if scored.scores is not None:
-            assert [each.token_id for each in scored.scores.top] == [each.token_id for each in scores.top]
-            told = [each.logprob for each in (scored.scores.chosen, *scored.scores.top)]
-            assert told == pytest.approx([each.logprob for each in (scores.chosen, *scores.top)], rel=1e-9, abs=1e-9)
+            assert [scored_token.token_id for scored_token in scored.scores.top] == [
+                scored_token.token_id for scored_token in scores.top
+            ]
+            told = [scored_token.logprob for scored_token in (scored.scores.chosen, *scored.scores.top)]
+            assert told == pytest.approx(
+                [scored_token.logprob for scored_token in (scores.chosen, *scores.top)], rel=1e-9, abs=1e-9
+            )
 
 
 @pytest.mark.parametrize("scale", [0.1, 3.0, 20.0])

@@ -204,8 +204,8 @@ def test_mixed_sizes_use_at_least_seven_tenths_of_an_arena_before_one_is_refused
             leases.append(key)
         else:
             leased_at_refusal.append(machine.leased_bytes / machine.capacity_bytes)
-            over = [leases.pop(rng.randrange(len(leases))) for _ in range(min(len(leases), rng.randint(1, 3)))]
-            machine.handle(ReleaseLeases(tuple(over)), 0.0)
+            released = [leases.pop(rng.randrange(len(leases))) for _ in range(min(len(leases), rng.randint(1, 3)))]
+            machine.handle(ReleaseLeases(tuple(released)), 0.0)
     machine.validate()
     assert len(leased_at_refusal) > 100
     assert min(leased_at_refusal) > 0.7

@@ -88,8 +88,8 @@ def test_a_window_has_the_load_at_arrival_and_the_outcome_at_the_end() -> None:
     assert (begun.done, begun.ttft) == (0, Judged())
     assert (router.reports[0].waiting, router.reports[0].waiting_media_tokens) == (1, 200)
     router.is_over(number, timeline())
-    over = router.window()
-    assert (over.arrivals, over.done, over.output_tokens, over.ttft) == (1, 1, 11, Judged(1, 0))
+    window = router.window()
+    assert (window.arrivals, window.done, window.output_tokens, window.ttft) == (1, 1, 11, Judged(1, 0))
     assert router.reports[1].waiting == 0
 
 

@@ -166,11 +166,11 @@ def test_keys_that_callers_were_told_are_bounded_and_end_with_the_encoder() -> N
 
 def test_memory_and_traffic_are_bounded() -> None:
     """Six encoders with 40,000 embeddings each."""
-    limit, each = 65_536, 40_000
+    limit, kept = 65_536, 40_000
     known = directory(limit)
     for number in range(6):
-        published = PublishedContents(limit=each)
-        for item in range(each + 1000):
+        published = PublishedContents(limit=kept)
+        for item in range(kept + 1000):
             content = (b"%d %d" % (number, item), b"")
             published.held(content[0], content)
         reader, reports = published.reader(), 0
@@ -180,11 +180,11 @@ def test_memory_and_traffic_are_bounded() -> None:
             known.apply_hints(f"10.0.0.{number}:50052", hints)
             reports += 1
             assert len(hints.held) <= MAX_HINTS
-        assert (len(published), reports) == (each, -(-each // MAX_HINTS))
+        assert (len(published), reports) == (kept, -(-kept // MAX_HINTS))
         assert len(known) <= limit
     known.validate()
     assert len(known) == limit
-    assert known.holders((b"5 %d" % (each + 999), b"")), "the latest are known"
+    assert known.holders((b"5 %d" % (kept + 999), b"")), "the latest are known"
     tables = sys.getsizeof(known._held) + sum(sys.getsizeof(hints) for hints in known._of.values())
     assert tables + limit * sys.getsizeof(bytes(16)) < 48 << 20
     for number in range(6):

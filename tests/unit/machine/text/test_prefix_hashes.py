@@ -52,9 +52,9 @@ def test_a_beginning_has_one_hash_in_whatever_order_it_is_asked(end: int) -> Non
     expected = PrefixHashes([ITEM], salt=b"t").hash_before(end, TOKENS[:end])
     assert hashes.hash_before(end, TOKENS) == expected
     grown = TOKENS[:end]
-    two = PrefixHashes([ITEM], salt=b"t")
-    two.hash_before(end // 2, grown)
-    assert two.hash_before(end, [*grown, 7, 8]) == expected
+    twice = PrefixHashes([ITEM], salt=b"t")
+    twice.hash_before(end // 2, grown)
+    assert twice.hash_before(end, [*grown, 7, 8]) == expected
 
 
 def test_hashes_of_beginnings_depend_on_all_before_and_on_nothing_after() -> None:

@@ -570,11 +570,11 @@ def test_an_engine_that_cannot_go_on_ends_its_loop_and_only_what_it_had_begun_is
         loop = EngineLoop(
             engine, thread, clock=clock, on_change=lambda: None, on_gap=lambda _: None, on_step=lambda _: None
         )
-        over = list[str]()
+        ended = list[str]()
 
         def submit(name: str) -> Sequences:
             request = EngineRequest(name, (97, 98), (), SamplingParams(max_tokens=4, seed=0))
-            return loop.submit(request, on_copied=lambda: None, on_over=lambda: over.append(name))
+            return loop.submit(request, on_copied=lambda: None, on_over=lambda: ended.append(name))
 
         begun, waiting = submit("begun"), submit("waiting")
         with pytest.raises(InstanceLost, match="the engine has failed"):
@@ -586,7 +586,7 @@ def test_an_engine_that_cannot_go_on_ends_its_loop_and_only_what_it_had_begun_is
         assert not isinstance(raised.value, InstanceLost)
         with pytest.raises(Unavailable):
             await submit("late").next()
-        assert over == ["begun", "waiting", "late"]
+        assert ended == ["begun", "waiting", "late"]
 
     under_virtual_time(scenario)
 
