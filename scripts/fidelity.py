@@ -108,12 +108,12 @@ def of_all(cell: Json, name: str) -> tuple[str, str, str]:
         return "", "", ""
     in_time, cores = (
         f"{form(values[0])}, {form(values[1])}"
-        for form, values in ((percent, cell["attainment"]), (two, cell["cores"]))
+        for form, values in ((percent, cell["attainment"]), (decimals, cell["cores"]))
     )
-    return in_time, cores, two(cell["foreign_cores"])
+    return in_time, cores, decimals(cell["foreign_cores"])
 
 
-def two(number: float) -> str:
+def decimals(number: float) -> str:
     return f"{number:.2f}"
 
 
