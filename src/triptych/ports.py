@@ -425,7 +425,7 @@ class PreparedItem(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Its memory while it waits."""
+        """Memory that it takes while it waits."""
         ...
 
 
@@ -691,7 +691,7 @@ class TextEngine(Protocol):
 
     @property
     def prefix_hits_tokens(self) -> int:
-        """Those of them that were found."""
+        """Tokens of those that were found."""
         ...
 
     @property

@@ -51,7 +51,7 @@ class _Source:
     epoch: int = -1
     position: int = 0
     totals: Mapping[str, int] = field(default_factory=dict)
-    """Its own counts at the last look."""
+    """The source's own counts at the last look."""
     running: Sequence[float] = ()
     """When those came that ran at the last look, seconds since the recording's start."""
     silent_since_s: float | None = None

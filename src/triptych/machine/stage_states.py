@@ -30,7 +30,7 @@ class StageState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SwitchWanted:
-    """These stages are to be open, and no others. ``version`` rises with each order of an epoch."""
+    """Stages are to be open: these, and no others. ``version`` rises with each order of an epoch."""
 
     stages: frozenset[Stage]
     version: int

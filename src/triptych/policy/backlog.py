@@ -19,7 +19,7 @@ class Held:
     """By the ids of their holders."""
     by_host: Mapping[str, int]
     nbytes: int
-    """All of them."""
+    """Bytes of all of them."""
 
     @classmethod
     def of(cls, holders: Mapping[str, int], hosts: Mapping[str, str]) -> Self:
@@ -107,7 +107,7 @@ class EncodeBacklog(NamedTuple):
     prepared_s: float = 0.0
     """Until they all are preprocessed."""
     slowness: float = 1.0
-    """Its times as multiples of what ``speed`` says."""
+    """The instance's times as multiples of what ``speed`` says."""
     near_text: bool = False
     """Whether a text instance is on its host."""
     text_wait_s: float | None = None
@@ -153,7 +153,7 @@ class TextBacklog(NamedTuple):
     step_s: float = 0.0
     """One step of its engine with one sequence more than it has; 0 if unknown."""
     slowness: float = 1.0
-    """Its waits and prefills as multiples of what ``speed`` says."""
+    """The instance's waits and prefills as multiples of what ``speed`` says."""
     instance_id: str = ""
     host: str = ""
     """Empty if unknown."""

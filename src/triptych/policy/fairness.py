@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 from triptych.domain.queue_position import AGEING_S, QueuePosition
 
 RESERVED_SHARE = 8
-"""One of so many places of an engine, and of its KV blocks, is left to requests within the shares of their tenants."""
+"""Reserved share: one of so many places of an engine, and of its KV blocks, is left to requests within the shares of their tenants."""
 
 BURST_S = 1.0
 """What a tenant may want at once without being beyond its share, in seconds of its share of the service."""

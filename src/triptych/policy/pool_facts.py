@@ -247,9 +247,9 @@ class _Share(NamedTuple):
     """Of some stages of a class."""
 
     limit_s: float
-    """Their part of the TTFT objective."""
+    """The stages' part of the TTFT objective."""
     alone_s: float
-    """Their isolated latency."""
+    """The stages' isolated latency."""
 
 
 _FREE = _Share(inf, 0.0)

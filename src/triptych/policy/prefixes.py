@@ -28,7 +28,7 @@ class Prefixes(Protocol):
 
 
 def always(gain: PrefixGain) -> bool:
-    """Whatever there is."""
+    """Pull whatever there is."""
     return gain.tokens > 0
 
 

@@ -1,4 +1,4 @@
-"""Which instances are to serve another stage (EPD-Serve section 3.2.4), from what each stage holds and what arrives there.
+"""Switching: which instances are to serve another stage (EPD-Serve section 3.2.4), from what each stage holds and what arrives there.
 
 ``decide`` is a pure function. It looks a few seconds ahead, so that instances move before a queue is long, and weighs what the stage
 that is short saves against what the other loses: so it moves as many at once as pay, and none for a short peak.
@@ -45,9 +45,9 @@ class Movable:
 
     instance_id: str
     stages: frozenset[Stage]
-    """Which it can serve."""
+    """Stages that it can serve."""
     held: float = 0.0
-    """Its part of what the stage holds: it is to be finished, or transferred."""
+    """The instance's part of what the stage holds: it is to be finished, or transferred."""
     opens_s: Mapping[Stage, float] = field(default_factory=dict)
     """How long it must load weights before it can serve a stage; 0 where it does not say."""
 
@@ -58,7 +58,7 @@ class StageView:
 
     stage: Stage
     instances: int
-    """That serve it."""
+    """Instances that serve it."""
     held: float
     """Work that waits or runs there."""
     holds: float
@@ -74,7 +74,7 @@ class StageView:
         return max(0.0, self.held + (self.arriving - instances * self.served) * seconds)
 
     def pressure(self, seconds: float, instances: int) -> float:
-        """That over what they may hold."""
+        """What is held then, over what the instances may hold."""
         if held := self.after(seconds, instances):
             return held / (instances * self.holds) if instances else inf
         return 0.0
@@ -92,7 +92,7 @@ class StageView:
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """These instances, of stage ``source``, are to serve ``target`` instead."""
+    """Instances of stage ``source`` are to serve ``target`` instead."""
 
     source: Stage
     target: Stage

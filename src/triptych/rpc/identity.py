@@ -1,4 +1,4 @@
-"""Who an instance is, for as long as its process runs."""
+"""Identity: who an instance is, for as long as its process runs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

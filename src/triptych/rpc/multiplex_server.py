@@ -227,7 +227,7 @@ class _Unsent:
         self._batches: deque[calls_pb2.CallAnswers] = deque()
         """Full ones, and one that is not."""
         self._answers: dict[int, calls_pb2.CallAnswer] = {}
-        """Those in the last batch, by their calls."""
+        """Answers in the last batch, by their calls."""
         self._nbytes = 0
         """Size of its messages."""
         self._closed = False

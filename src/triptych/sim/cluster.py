@@ -411,7 +411,7 @@ class SimCluster:
         return passed
 
     def run_afterwards(self, cost_s: float) -> None:
-        """Something that takes of the host, and for which nothing waits."""
+        """Run what takes time of the host, and for which nothing waits."""
         if self.cores is not None:
             self.cores.run(cost_s)
 

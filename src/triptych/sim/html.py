@@ -34,7 +34,7 @@ class Page:
     findings: Sequence[str]
     """What the runs say together."""
     runs: Sequence[Outcome]
-    """Those of which the page shows the figures."""
+    """Runs of which the page shows the figures."""
     compared: "Grid | None" = None
     in_full: Sequence[Outcome] = ()
     """Runs with a part of their own."""

@@ -42,7 +42,7 @@ class Flows:
     _since_s: float = 0.0
 
     def known(self, links: Sequence[str]) -> tuple[str, ...]:
-        """Those of these links that have a speed."""
+        """The links among these that have a speed."""
         return tuple([link for link in links if link in self.speeds])
 
     def latency_s(self, links: Sequence[str]) -> float:
@@ -59,7 +59,7 @@ class Flows:
         return flow
 
     def end(self, flow: Flow, now_s: float) -> None:
-        """It ends without its bytes."""
+        """End a flow without its bytes."""
         self._advance(now_s)
         self._remove(flow)
         self._share()

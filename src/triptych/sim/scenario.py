@@ -37,7 +37,7 @@ class InstanceKind:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that happens to an instance."""
+    """An event that happens to an instance."""
 
     at_s: float
     instance: str

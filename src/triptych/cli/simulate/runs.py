@@ -84,7 +84,7 @@ def run_all(cases: Sequence[Case], console: Console, then: Then = lambda _: None
 
 
 def _in_order(ran: Sequence[Ran]) -> list[Ran]:
-    """They end in any order."""
+    """Sort runs, which end in any order."""
     return sorted(ran, key=lambda run: (run.outcome.rate, run.case.seed))
 
 

@@ -235,7 +235,7 @@ class AttainmentRecorder:
         self.roll(now_s)
 
     def answering(self, number: int, timeline: Timeline, now_s: float) -> None:
-        """Its first token has arrived."""
+        """Note that its first token has arrived."""
         if (request := self._running.get(number)) is not None:
             self._answering(request, timeline)
         self.roll(now_s)

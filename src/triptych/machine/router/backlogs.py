@@ -82,7 +82,7 @@ class Backlogs:
         self._observed += 1
 
     def observed(self) -> None:
-        """One of the times has a further value."""
+        """Note that a time has a further value."""
         self._observed += 1
 
     def refresh(self) -> bool:
@@ -151,7 +151,7 @@ class Backlogs:
 
 
 class _Speeds:
-    """One for all instances that run the same on the same hardware within the same limits."""
+    """Speeds, one for all instances that run the same on the same hardware within the same limits."""
 
     def __init__(self, costs: CostsOf, infos: Collection[InstanceInfo]) -> None:
         self._costs = costs

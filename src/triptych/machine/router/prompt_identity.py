@@ -27,7 +27,7 @@ class IdentifiedItem:
     start: int
     tokens: int
     key: bytes
-    """Its full identity, as in its ticket."""
+    """The full identity, as in its ticket."""
 
 
 class PromptIdentity:

@@ -25,7 +25,7 @@ class _Account:
     served: float = -inf
     """Work over weight, in which what is not finished counts as was expected."""
     work: dict[int, int] = field(default_factory=dict)
-    """That waits, by priority."""
+    """Work that waits, by priority."""
     all_work: int = 0
     waiting: int = 0
 

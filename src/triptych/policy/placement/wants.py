@@ -53,7 +53,7 @@ class RequestWant:
     holders: Mapping[str, int] = field(default_factory=dict)
     """Bytes of its embeddings, or of its keys and values, by the ids of their holders."""
     continues: bool = False
-    """Some of its answer has been sent."""
+    """Whether some of its answer has been sent."""
     early: bool = False
     """For the prefix of its prompt, while items are missing."""
     first_in_line: bool = True

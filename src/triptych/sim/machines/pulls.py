@@ -232,7 +232,7 @@ class SimReceiver:
         self.handle(Pulled(pull_id, TransferStats(MEMORY, pull.start.ticket.slot_nbytes, took_s)))
 
     def _stop(self, pull: _Pull) -> None:
-        """Nobody needs it."""
+        """Stop a pull that nobody needs."""
         if self._pulls.pop(pull.start.pull_id, None) is None:
             return
         if pull.flow is not None:

@@ -130,7 +130,7 @@ class _Run:
 
 
 class _Client:
-    """Whoever has sent one request."""
+    """The sender of one request."""
 
     def __init__(self, run: _Run, number: int, planned: Planned, due_s: float) -> None:
         self._run = run
