@@ -36,7 +36,7 @@ class _Read:
         self.waiters = 0
         """Callers."""
         self.placing = False
-        """It has a slot, to which it is being copied."""
+        """Whether the embedding has a slot, to which it is being copied."""
         self.given_up = False
         self.left = False
         """Given up as all callers have left."""

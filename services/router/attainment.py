@@ -36,7 +36,7 @@ class Arrival:
     counts: ClassWindow
     """A window with nothing but it."""
     profiled: Isolated | None
-    """Its latencies with the system to itself; None where no profile has them."""
+    """Latencies with the system to itself; None where no profile has them."""
 
 
 class Attainment:

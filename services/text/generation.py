@@ -83,7 +83,7 @@ class Generation:
         self._prefix: KvPrefix | None = None
         self._transfer: KvTransfer | None = None
         self._is_transferred = request.transfers_kv
-        """It goes on elsewhere once each choice has a token."""
+        """Whether it goes on elsewhere once each choice has a token."""
 
     async def events(self) -> AsyncGenerator[Sequence[TextEvent]]:
         """As ``TextService.generate``."""

@@ -129,7 +129,7 @@ class _Offered:
 class _Pull:
     offered: _Offered
     choices: tuple[int, ...]
-    """Those that still lack it."""
+    """Choices that still lack the segment."""
     name: str
     """At the receiver."""
     task: asyncio.Task[tuple[Tensor, int] | None]
@@ -248,7 +248,7 @@ class _KvImport:
                 self._receiver.copies_gone(pull.name)
 
     def _begin_copies(self, access: KvAccess, pull: _Pull) -> list["asyncio.Future[bool]"]:
-        """One for each choice; none if the segment is lost, or one before it."""
+        """Begin copies, one for each choice; none if the segment is lost, or one before it."""
         segment = pull.offered.segment
         pulled = None if pull.task.cancelled() else pull.task.result()
         if pulled is None or self._has_ended:

@@ -25,7 +25,7 @@ class _Waiting:
     nbytes: int
     queue_position: QueuePosition
     is_next: asyncio.Event = field(default_factory=asyncio.Event)
-    """It is the first in line, and there is room."""
+    """Set when the caller is the first in line, and there is room."""
 
 
 class KvStore:
