@@ -65,7 +65,7 @@ class Workload:
     source: str
 
     def until(self, end_s: float) -> "Workload":
-        """Its beginning."""
+        """The part of the workload before ``end_s``."""
         kept = tuple(request for request in self.requests if request.arrival_s < end_s)
         return replace(self, requests=kept, ends_s=min(self.ends_s, end_s), duration_s=min(self.duration_s, end_s))
 
@@ -230,7 +230,7 @@ class Sample:
     there: Mapping[Role, int]
     """Processes, with those that start or drain: what is paid for."""
     beside: Mapping[Role, int]
-    """Those of the other model."""
+    """Instances of the other model, by role."""
 
 
 @dataclass(slots=True)

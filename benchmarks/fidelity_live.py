@@ -81,7 +81,7 @@ class Live:
         self._started = {name: psutil.Process(pid) for name, pid in cluster.processes.items()}
 
     async def send(self, requests: Sequence[Planned], seed: str) -> list[Record]:
-        """All of these, when they are due, in the order in which they end. Images and texts depend on the seed alone."""
+        """Send all of these, when they are due, and return records in the order in which they end. Images and texts depend on the seed alone."""
         records: list[Record] = []
         endpoint = Endpoint(self._cluster.url, timeout_s=PATIENCE_S)
         await load.run(endpoint, requests, self._style, random.Random(seed), records.append)

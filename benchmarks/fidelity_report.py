@@ -95,9 +95,9 @@ class Result:
     stages_s: Mapping[str, tuple[float, float]]
     """Means over the requests, measured and predicted."""
     cores: tuple[float, float]
-    """That the cluster and its client took, measured and predicted."""
+    """Cores that the cluster and its client took, measured and predicted."""
     foreign_cores: float
-    """That others took meanwhile."""
+    """Cores that other processes took meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)

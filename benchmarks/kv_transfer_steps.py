@@ -38,7 +38,7 @@ _LEASE_S = 60.0
 class Model:
     name: str
     prompts: tuple[int, ...]
-    """Their tokens."""
+    """Tokens of each prompt."""
     shape: random_qwen.Shape | None = None
     """None for the demo model."""
 
@@ -155,7 +155,7 @@ async def _kv_transferred(sender: Timed, reader: Timed, request: TextRequest) ->
 
 
 async def _events(instance: Timed, request: TextRequest) -> AsyncGenerator[tuple[float, TextEvent]]:
-    """Each with when it came."""
+    """Events, each with when it came."""
     async with aclosing(instance.stub.generate(request)) as stream:
         async for events in stream:
             now_s = monotonic()

@@ -149,7 +149,7 @@ def objective_s(images: int) -> float:
 
 
 def planned(load: float, settings: Settings, seed: int) -> list[Served]:
-    """Those before the ones that count first. Times count from the first of all."""
+    """All requests, with those that do not count first. Times count from the first of all."""
     rng = random.Random(seed)
     at_s, found = 0.0, list[Served]()
     while len(found) < settings.warm:

@@ -82,7 +82,7 @@ class Settings:
     deadlines_s: tuple[tuple[float, float], ...] = ((3.0, 5.0),)
     """Least and most of each series of loads."""
     come_back: bool = False
-    """Who is refused waits its Retry-After and tries once more."""
+    """Whether a refused client waits its Retry-After and tries once more."""
     busy: tuple[int, ...] = (0, 4, 8)
     """Other processes that take the cores; one series of loads for each."""
 

@@ -93,7 +93,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Gathering:
-    """Everybody at once. Times in seconds, from the loss of the connections, or from when the new manager listens."""
+    """The return of all members and watchers at once. Times in seconds, from the loss of the connections, or from when the new manager listens."""
 
     what: str
     registered_p50_s: float
@@ -259,7 +259,7 @@ def managing(site: Site, cores: Sequence[int]) -> Iterator[None]:
 
 
 def connected(everyone: Sequence[Member | Watcher]) -> TaskScope:
-    """They connect now, and lose their connections together at the end of the context."""
+    """Connect all now; they lose their connections together at the end of the context."""
     scope = TaskScope("connected")
     for client in everyone:
         scope.spawn(client.run(), name="client")

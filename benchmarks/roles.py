@@ -96,7 +96,7 @@ class Load:
     """Objectives in seconds; with engines that compute, in multiples of what a request takes alone."""
     rates: tuple[float, ...]
     placements: tuple[str, ...]
-    """Those compared: of each separation the numbers that the stages' times per request suggest."""
+    """Placements to compare: of each separation the numbers that the stages' times per request suggest."""
     image: Size | None = IMAGE
 
     @property

@@ -49,7 +49,7 @@ _CONTEXT = 65_536
 _MODEL = replace(FAKE_MODEL, context_length=_CONTEXT)
 _DIGEST = "0" * 64
 _SEQUENCES = 64
-"""That a text instance computes together."""
+"""Sequences that a text instance computes together."""
 _PREPARE_CORES = 8
 _ENCODE_PASS_S = 0.005
 _TPOT_FACTOR = 5.0
@@ -182,7 +182,7 @@ class Mixed:
     """A workload: the requests of a trace with a synthetic stream of text-only ones over it, by arrival."""
 
     requests: tuple[Planned, ...]
-    """They arrive within ``len(requests)`` seconds: one per second on average."""
+    """Requests that arrive within ``len(requests)`` seconds: one per second on average."""
 
     @classmethod
     def sampled(cls, directory: Path, count: int, seed: int) -> "Mixed":  # frozen
@@ -219,7 +219,7 @@ def _stretched(requests: list[Planned], duration_s: float) -> list[Planned]:
 _FROM_S = 36_000.0
 """The tenth hour of the trace, which is as busy as the day gets."""
 _TRACE_PER_S, _MARGIN = 12.0, 1.5
-"""Its rate then, and how much longer is sampled than that many requests should take."""
+"""The trace's rate then, and how much longer is sampled than that many requests should take."""
 _TEXT_SHARE = 1 / 3
 """Of the requests. In ModServe's trace text-only requests peak at 170 a minute, those with images at 450."""
 _MOST_IMAGES = 16

@@ -153,7 +153,7 @@ async def in_turns(settings: TextSettings) -> AsyncGenerator[tuple[TextService, 
 
 @asynccontextmanager
 async def side_by_side(settings: TextSettings) -> AsyncGenerator[tuple[TextService, EncoderService[Any]]]:
-    """Both services over one thread, each with its own loop."""
+    """Run both services over one thread, each with its own loop."""
     encoder_settings = EncoderSettings(
         model=settings.model, model_id=settings.model_id, transfers=TransferOptions(("shm",))
     )

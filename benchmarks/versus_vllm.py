@@ -65,7 +65,7 @@ WARM_UP, UNLOADED, CAPACITY, ROUNDS = range(0, 4_000_000, 1_000_000)
 @dataclass(frozen=True, slots=True)
 class Settings:
     family: str = "qwen2.5-vl"
-    """One of ``FAMILIES``."""
+    """Name in ``FAMILIES``."""
     shape: Shape = FULL
     rounds: int = LEAST_ROUNDS
     requests: int = 60
@@ -80,7 +80,7 @@ class Settings:
     """Of requests with images, each as often as the others."""
     image_px: int = IMAGE_PX
     prompt_words: int = 16
-    """Each of about four tokens."""
+    """Words of about four tokens each."""
     output_tokens: int = 32
     max_sequences: int = 32
     vllm_step_tokens: int = 2048
@@ -161,7 +161,7 @@ async def url_of(cluster: LocalCluster) -> AsyncGenerator[str]:
 
 
 async def send(url: str, requests: Sequence[Planned], seed: int) -> list[Record]:
-    """All of these, when they are due. Images and texts depend on the seed alone."""
+    """Send all of these, when they are due. Images and texts depend on the seed alone."""
     records: list[Record] = []
     style = payload.Style(MODEL_ID, ignore_eos=True)
     await load.run(Endpoint(url), requests, style, random.Random(seed), records.append)

@@ -66,7 +66,7 @@ def span_s(taken: Taken) -> float:
 
 
 def rows(result: Run) -> list[dict[str, Any]]:
-    """One per rate and system; ranges are those of the rounds."""
+    """Rows, one per rate and system; ranges are those of the rounds."""
     made = []
     for share in sorted({taken.share for taken in result.taken}):
         for system in dict.fromkeys(taken.system for taken in result.taken):
