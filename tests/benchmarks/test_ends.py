@@ -48,7 +48,7 @@ def test_a_benchmark_that_is_terminated_leaves_no_process_and_no_files(
 
 
 def _has_started(child: psutil.Process) -> bool:
-    """It is past the start of the interpreter."""
+    """Whether a child is past the start of the interpreter."""
     with suppress(psutil.NoSuchProcess):
         return bool(child.cpu_times().user > 0.1)
     return False

@@ -4,7 +4,7 @@ from tests.benchmarks.quick import figures_of
 
 
 def test_the_manager_serves_500_members_and_50_watchers_which_all_come_back_at_once(tmp_path: Path) -> None:
-    """It ends only when every member is registered and every watcher knows all of them, each time."""
+    """The benchmark ends only when every member is registered and every watcher knows all of them, each time."""
     said = figures_of("pool_manager", tmp_path)
     assert (said["settings"]["members"], said["settings"]["watchers"]) == (500, 50)
     (row,) = said["rates"]

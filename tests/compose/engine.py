@@ -223,7 +223,7 @@ def _make_stand_ins(engine: Engine) -> None:
 
 
 def services() -> dict[str, dict[str, Any]]:
-    """Those of docker-compose.yml."""
+    """The services of docker-compose.yml."""
     found: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
     return found
 

@@ -81,7 +81,7 @@ class Ended:
     """A pod that was deleted."""
 
     cost: str
-    """Its deletion cost at that time."""
+    """The pod's deletion cost at that time."""
     hook_status: int | None
     """Of ``preStop``; None without one."""
     hook_s: float

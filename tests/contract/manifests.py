@@ -60,7 +60,7 @@ def pod_of(workload: Document) -> Document:
 
 
 def container_of(workload: Document) -> Document:
-    """Its only container."""
+    """The only container of a workload."""
     (container,) = pod_of(workload)["containers"]
     found: Document = container
     return found

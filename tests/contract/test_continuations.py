@@ -82,7 +82,7 @@ def cut(asked: EngineRequest, whole: dict[int, Answered], position: int, *, shar
 
 
 def check_same(rest: dict[int, Answered], whole: dict[int, Answered], position: int) -> None:
-    """It goes on as the whole answer does."""
+    """Assert that the rest goes on as the whole answer does."""
     assert sorted(rest) == [choice for choice in sorted(whole) if position < len(whole[choice].token_ids)]
     for choice, after in rest.items():
         before = whole[choice]

@@ -164,7 +164,7 @@ def request(
 
 @dataclass
 class Answered:
-    """All of one choice's outputs."""
+    """A choice's outputs."""
 
     token_ids: list[int] = field(default_factory=list)
     scores: list[Scores] = field(default_factory=list)

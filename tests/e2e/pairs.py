@@ -23,7 +23,7 @@ from triptych.workload.report import percentile
 
 KINDS = ("encoder", "router", "text", "gateway", "pool_manager")
 PAIRED = KINDS[:-1]
-"""Those that have a spare. No request passes through the pool manager."""
+"""Kinds that have a spare. No request passes through the pool manager."""
 CLIENTS = 24
 NOTICED_S = 0.25
 """Until those that call a killed process know of it."""
@@ -62,7 +62,7 @@ class Outcome:
     errors: Counter[str] = field(default_factory=Counter)
     """Clear errors, by code."""
     other_errors: int = 0
-    """Those of requests that did not run while the process was killed."""
+    """Errors of requests that did not run while the process was killed."""
     cut: int = 0
     """Connections that a killed gateway had; their requests were sent again to the other one."""
     took_s: list[float] = field(default_factory=list)
@@ -90,7 +90,7 @@ class Pairs:
         self.services: dict[str, Service] = {}
         """By name: ``router-1``."""
         self.open_to: dict[str, bool] = {}
-        """Which gateways clients may be sent to, by name."""
+        """Whether clients may be sent to a gateway, by name."""
 
     @classmethod
     @asynccontextmanager

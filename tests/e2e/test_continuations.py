@@ -72,7 +72,7 @@ async def timeline(client: httpx.AsyncClient, request_id: str) -> dict[str, Any]
 
 @contextmanager
 def stopped(cluster: LocalCluster, processes: Collection[str]) -> Iterator[None]:
-    """They do nothing meanwhile, so that no answer ends before the one is killed that is found out about."""
+    """Stop processes meanwhile, so that no answer ends before the one is killed that is found out about."""
     for process in processes:
         cluster.kill(process, signal.SIGSTOP)
     try:

@@ -117,7 +117,7 @@ class Orders:
 
     roles: Sequence[Role]
     used: Collection[Role] = ()
-    """Those in which it has served what they open before the next order. A role that opens no stage cannot be one."""
+    """Roles in which it has served what they open before the next order. A role that opens no stage cannot be one."""
     enough: Callable[[], Awaitable[bool]] = at_once
     given: int = 0
 

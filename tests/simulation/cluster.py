@@ -660,7 +660,7 @@ class SimCluster:
         first_roles = (Role.PD,) * world.switching + world.switching_from
         self.switching = [TextNode(f"s{number}", self, role, Role.EPD) for number, role in enumerate(first_roles)]
         self.encoders = [EncoderNode(f"e{number}", self) for number in range(world.encoders)]
-        """Those of role E."""
+        """Nodes of role E."""
         self.texts: list[TextNode] = [TextNode(f"t{number}", self) for number in range(world.texts)]
         self.texts += [TextNode(f"p{number}", self, Role.P) for number in range(world.prefills)]
         self.texts += [TextNode(f"d{number}", self, Role.D) for number in range(world.decodes)]
@@ -688,11 +688,11 @@ class SimCluster:
         self.router: RouterService
         """The one that is always there, once the cluster has started."""
         self.routers: list[RouterNode] = []
-        """Those that can fail."""
+        """Routers that can fail."""
 
     @property
     def encoding(self) -> list[EncoderNode | MountedEncoder]:
-        """Whatever encodes, in a process of its own or of other stages too."""
+        """Everything that encodes, in a process of its own or of other stages too."""
         return [*self.encoders, *(node.encoder for node in (*self.hybrids, *self.switching))]
 
     @property

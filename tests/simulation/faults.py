@@ -230,4 +230,4 @@ def _picked(pick: float, choices: Sequence[T]) -> T:
 
 
 def _nothing() -> None:
-    """It is over by itself."""
+    """Do nothing for a fault that is over by itself."""

@@ -86,7 +86,7 @@ class FaultyProcesses(SimProcesses):
         scope: TaskScope,
     ) -> None:
         self.crashes = False
-        """Whatever starts ends before it is ready."""
+        """Whether a process that starts ends before it is ready."""
         self.refuses = False
         """Nothing can be started."""
         self.slow = False

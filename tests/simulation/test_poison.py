@@ -183,7 +183,7 @@ def test_no_request_fails_for_instances_that_are_killed_together(seed: int) -> N
 
 
 def test_the_only_instance_is_not_ended_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is back before the request's time is over."""
+    """The instance is back before the request's time is over."""
 
     async def scenario(cluster: SimCluster) -> None:
         async with cluster.clients() as routers, poisonable(cluster, monkeypatch) as endings:

@@ -146,7 +146,7 @@ def kinds(role: Role | None) -> list[Kind]:
 
 
 def plan(seed: int) -> list[Trouble]:
-    """One after the other for each kind of process."""
+    """Plan troubles, one after the other for each kind of process."""
     rng, steps = Random(f"{seed}/troubles"), Random(f"{seed}/steps")
     troubles: list[Trouble] = []
     for role in (*roles(seed), None) if has_routers(seed) else roles(seed):
@@ -424,7 +424,7 @@ print(*(sha256(repr(run(seed)).encode()).hexdigest() for seed in REPLAYED))
 
 
 def test_a_seed_runs_the_same_way_in_every_process() -> None:
-    """Whatever their hashes of strings are, by which sets of names are ordered."""
+    """Hashes of strings differ between processes, by which sets of names are ordered."""
     told = [
         subprocess.run(
             [sys.executable, "-c", _REPLAY],

@@ -100,7 +100,7 @@ class Served:
     refused: int
     late: int
     in_time: int
-    """That were answered while requests came."""
+    """Requests that were answered while requests came."""
 
     @property
     def p99_s(self) -> float:
@@ -142,7 +142,7 @@ def _sent_at(ask: Ask) -> float:
 
 
 def others(per_s: float, *, images: bool, draw: str = "") -> list[list[Ask]]:
-    """Each sends 50 to 75 % of its share."""
+    """Tenants that each send 50 to 75 % of its share."""
     each_per_s = 0.5 * per_s / (OTHERS + 1)
     return [sent_by(f"other{number}", each_per_s, images=images, draw=draw) for number in range(OTHERS)]
 
@@ -199,7 +199,7 @@ def test_where_places_are_few_some_are_left_to_those_within_their_shares() -> No
 
 @pytest.mark.parametrize(("images", "per_s"), [(False, TEXT_PER_S), (True, IMAGES_PER_S)], ids=["text", "images"])
 def test_tenants_that_want_more_get_the_service_by_their_weights(images: bool, per_s: float) -> None:
-    """Whatever each sends, and whichever deadlines it sets."""
+    """Weights alone decide, not what a tenant sends or which deadlines it sets."""
 
     def make() -> World:
         world = (image_world if images else text_world)(ordering="first-come")

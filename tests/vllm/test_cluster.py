@@ -193,7 +193,7 @@ async def _error_of(served: Served, question: Question) -> TriptychError | None:
 
 @contextmanager
 def _stopped_encoders(served: Served) -> Iterator[None]:
-    """Both encoders do nothing, not even fail."""
+    """Stop both encoders: they do nothing, not even fail."""
     names = [name for name in served.cluster.processes if name.startswith("encoder")]
     for name in names:
         served.cluster.kill(name, signal.SIGSTOP)

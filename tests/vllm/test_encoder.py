@@ -36,7 +36,7 @@ LANGUAGE = ("language_model", "lm_head", "embed_tokens")
 
 @dataclass
 class Pair:
-    """Both engines with one model."""
+    """A pair of engines with one model."""
 
     name: str
     checkpoint: Checkpoint

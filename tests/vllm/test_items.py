@@ -125,7 +125,7 @@ def test_an_item_is_passed_to_the_worker_once_while_its_cache_has_it(
 def test_vllm_keeps_what_positions_need_for_items_that_the_prefix_cache_covers(
     engine: VllmTextEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It drops all else of them."""
+    """All else of them is dropped."""
     monkeypatch.setattr(engine._adapter, "fields", lambda *_: {"grid": torch.tensor([1, 4, 4])}, raising=False)
     asked = request("one", TWO)
     positions = check_request(asked, engine._limits).positions

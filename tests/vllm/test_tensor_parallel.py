@@ -94,7 +94,7 @@ async def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
 
 
 async def all_end(processes: list[psutil.Process]) -> None:
-    """These processes end by themselves."""
+    """Wait until these processes end by themselves."""
     assert processes
     _, alive = await asyncio.to_thread(psutil.wait_procs, processes, END_S)
     assert not alive

@@ -178,7 +178,7 @@ def test_drawn_choices_go_on_in_another_engine(case: Case) -> None:
 
 @pytest.mark.extended
 def test_mixed_requests_are_prefilled_in_one_engine_and_decoded_in_another(case: Case) -> None:
-    """One after the other, while those before are decoded; a segment of every third is lost."""
+    """Requests are prefilled one after the other, while those before are decoded; a segment of every third is lost."""
     prefills = case.engine(kv=KvOptions(48, contiguous=False), token_budget=4 * case.tiny.chunk_tokens)
     decodes = case.engine(kv=KvOptions(16, contiguous=True))
     outputs: list[EngineOutput] = []

@@ -338,7 +338,7 @@ def test_the_only_rights_are_those_of_the_scaler(documents: list[Document]) -> N
 # --- networks ------------------------------------------------------------------------------------------------------------
 
 Edge = tuple[str, str, int]
-"""Who calls whom at which port; ``*`` for anybody."""
+"""Caller, callee and port; ``*`` for anybody."""
 
 
 def ports_of(rule: Document) -> list[int]:

@@ -275,7 +275,7 @@ async def _left_in_shared_memory(before: set[str]) -> set[str]:
 
 
 def _shared_memory_files() -> set[str]:
-    """Those of the libraries that this project uses; other programs may create and delete files."""
+    """Files of the libraries that this project uses; other programs may create and delete files."""
     if not SHARED_MEMORY.is_dir():
         return set()
     names = (path.name for path in SHARED_MEMORY.iterdir())

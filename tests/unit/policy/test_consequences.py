@@ -1,4 +1,4 @@
-"""Who cannot drain without a loss."""
+"""Members that cannot drain without a loss."""
 
 from dataclasses import replace
 

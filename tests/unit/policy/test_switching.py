@@ -157,7 +157,7 @@ def test_a_switch_is_possible_and_leaves_enough(stages: tuple[StageView, ...]) -
 
 @given(views())
 def test_no_switch_is_undone_at_once(stages: tuple[StageView, ...]) -> None:
-    """Whoever gave instances takes none back while nothing else changes."""
+    """A stage that gave instances takes none back while nothing else changes."""
     found = decide(stages, LIMITS)
     if found is None:
         return

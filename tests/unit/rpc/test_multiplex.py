@@ -447,7 +447,7 @@ async def test_a_client_that_leaves_ends_its_calls() -> None:
 
 
 async def test_a_client_that_reads_nothing_cannot_make_the_server_buffer_without_end() -> None:
-    """It is not read from either: its writes stop."""
+    """The client is not read from either: its writes stop."""
     script = Script(chunks=100, text="x" * 10_000)
     async with exchange(script) as stream:
         written = await writes_until_stuck(stream)

@@ -49,7 +49,7 @@ async def test_each_thread_of_a_pool_is_pinned_to_one_node() -> None:
     pinned: dict[int, Cores] = {}
     places = spread(4, (cores(0, 1), cores(2, 3)))
     together = threading.Barrier(4)
-    """Nobody passes it before all four threads run."""
+    """A barrier that no thread passes before all four threads run."""
 
     def work() -> int:
         together.wait(timeout=60)

@@ -539,7 +539,7 @@ NAMES, SESSIONS = st.sampled_from("abcd"), st.integers(0, 5)
 
 
 class Watched(RuleBasedStateMachine):
-    """Whatever happens, a watcher that follows deltas lists what one lists that gets the whole list."""
+    """A watcher that follows deltas lists what one lists that gets the whole list."""
 
     @initialize()
     def start(self) -> None:

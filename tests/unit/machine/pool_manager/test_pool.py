@@ -453,7 +453,7 @@ def test_instances_that_nobody_ordered_are_wanted_after_a_while() -> None:
 
 @pytest.mark.parametrize("advisory", [False, True])
 def test_one_that_became_ready_although_a_smaller_size_was_set_by_hand_drains_after_a_while(*, advisory: bool) -> None:
-    """It was starting when the size was ordered, and the scaler has not taken it back in time."""
+    """The instance was starting when the size was ordered, and the scaler has not taken it back in time."""
     machine = one_pool(initial=2, advisory=advisory)
     machine.handle(InstancesSeen((*ready("a"), PoolInstance("b", InstancePhase.STARTING))), 0.0)
     machine.handle(PoolTick(), 0.0)

@@ -402,7 +402,7 @@ def test_without_a_factor_slow_encoders_are_used() -> None:
 
 
 def hedged(machine: ClusterMachine, grant: Grant, now_s: float = 0.0) -> list[str]:
-    """Which encoder is granted as a hedge of this one."""
+    """Names of the encoder that is granted as a hedge of this one."""
     want = Want(0, 1, 1, (b"hedged %d" % next(NUMBERS), b""), exclude=frozenset({grant.name}))
     effects = machine.handle(HedgeWanted(7, want), now_s)
     grants = [grant for effect in effects if isinstance(effect, Granted) for grant in effect.grants]

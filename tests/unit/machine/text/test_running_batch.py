@@ -1032,7 +1032,7 @@ def test_sequences_are_kv_transferred_in_any_order(
     copied_positions: int,
     orders: list[tuple[int, str, int]],
 ) -> None:
-    """They arrive in parts, pause, are preempted and cancelled: every answer is right, and no block is lost."""
+    """Sequences arrive in parts, pause, are preempted and cancelled: every answer is right, and no block is lost."""
     engine = new_engine(
         blocks,
         contiguous=contiguous,

@@ -103,7 +103,7 @@ def test_of_shared_instances_the_less_loaded_of_two_in_the_less_loaded_half_is_c
 
 
 def test_routers_agree_on_the_encoder_of_a_content_where_their_loads_differ_little() -> None:
-    """Each has sent one of eight encoders an item that the other does not know of yet."""
+    """Each router has sent one of eight encoders an item that the other does not know of yet."""
 
     def chosen(own: int, content: int) -> str:
         candidates = tuple(

@@ -952,7 +952,7 @@ def test_a_store_that_cannot_be_read_keeps_pools_frozen_and_is_named() -> None:
 
 
 def test_orders_of_a_leader_that_slept_past_its_lease_are_not_sent() -> None:
-    """Its order hangs at the scaler while the lease ends: after that nothing is sent under the old token."""
+    """The leader's order hangs at the scaler while the lease ends: after that nothing is sent under the old token."""
 
     async def scenario(site: Site) -> None:
         first, second = await site.boot_two()

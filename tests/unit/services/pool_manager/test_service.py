@@ -470,7 +470,7 @@ async def test_a_member_that_reports_too_often_is_slowed_down_and_another_is_not
 
 
 def switchable(process: Process) -> None:
-    """It registers as one that can switch to any role, and serves PD."""
+    """Let a process register as one that can switch to any role, and serves PD."""
     process.told = replace(process.told, role=Role.PD, switchable=Role.EPD)
     process.set_stages(Role.PD.stages, 8, "a test")
 

@@ -188,7 +188,7 @@ class FakeEncoder(KillableInstance):
 
 
 class FakeText(KillableInstance):
-    """It transfers and takes what others have, once it knows them as ``peers``."""
+    """A text instance that transfers and takes what others have, once it knows them as ``peers``."""
 
     def __init__(
         self,
@@ -207,7 +207,7 @@ class FakeText(KillableInstance):
         self.transfers_kv_at_the_end = False
         """Although nothing is left to go on with."""
         self.drain_after: int | None = None
-        """It transfers after so many tokens."""
+        """Tokens after which it transfers."""
         self.seal_s = 0.001
         self.free_tokens: int | None = None
         self.kv_reports: list[KvReport] = []

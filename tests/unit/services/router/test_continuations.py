@@ -184,7 +184,7 @@ async def test_the_only_text_instance_goes_on_once_it_is_back() -> None:
 @virtual
 @pytest.mark.parametrize(("drains", "is_answered"), [(True, True), (False, False)])
 async def test_a_rolling_restart_of_text_instances_costs_an_answer_no_attempts(drains: bool, is_answered: bool) -> None:
-    """It outlasts the drain of each, so that each ends with it. Those that only died may have died of it."""
+    """The answer outlasts the drain of each, so that each ends with it. Those that only died may have died of it."""
     async with bench(texts=6) as made:
         for text in made.texts:
             text.tokens, text.token_s = 10, 0.2

@@ -372,7 +372,7 @@ async def test_a_router_that_has_no_room_is_asked_again() -> None:
 
 @virtual
 async def test_an_answer_that_loses_every_router_ends() -> None:
-    """It may be what kills them. What the first one sent does not help it."""
+    """An answer may be what kills them. What the first one sent does not help it."""
     async with site() as made:
         made.always_cuts = True
         with pytest.raises(InstanceLost, match="the connection broke"):

@@ -50,7 +50,7 @@ from triptych.virtual.virtual_time import run
 from triptych.wire.documents import recent_document
 
 JSON = ResponseFormat(Grammar.JSON_OBJECT)
-"""Which no tokenizer without bytes can be held to."""
+"""A format that no tokenizer without bytes can be held to."""
 
 
 def virtual(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:

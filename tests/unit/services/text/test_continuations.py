@@ -44,7 +44,7 @@ Choices = Mapping[int, Sequence[TextEvent]]
 
 
 def chunks(events: Sequence[TextEvent]) -> list[TokenChunk]:
-    """One per token, as every step sends what it made."""
+    """Chunks, one per token, as every step sends what it made."""
     found = [event for event in events if isinstance(event, TokenChunk)]
     assert all(len(chunk.token_ids) == 1 for chunk in found)
     return found
