@@ -55,7 +55,7 @@ class Figures:
             classes |= {kind: [record for record in good if record.planned.kind == kind] for kind in kinds}
         return cls(
             len(records) - len(good),
-            {name: _class(some) for name, some in classes.items()},
+            {name: _class(answered) for name, answered in classes.items()},
             sum(objectives.met(record) for record in records) / len(records),
         )
 
@@ -311,11 +311,11 @@ def document(results: Sequence[Result]) -> dict[str, Any]:
         "drifts": drifts(results),
         "summary": [
             {"cells": name, **row}
-            for name, some in (
+            for name, group in (
                 ("all", results),
                 ("undisturbed", [result for result in results if result.foreign_cores < UNDISTURBED]),
             )
-            for row in summary(errors(some), goodputs(some), orders(errors(some)))
+            for row in summary(errors(group), goodputs(group), orders(errors(group)))
         ],
     }
 
@@ -325,10 +325,10 @@ def summary(found: Sequence[Error], rates: Sequence[Goodput], order: Sequence[Or
     rows: list[dict[str, Any]] = []
     for model in dict.fromkeys(error.cell.model for error in found):
         for figure in dict.fromkeys(error.figure for error in found):
-            some = [error for error in found if (error.cell.model, error.figure) == (model, figure) and error.judged]
-            if some:
-                sizes = sorted(abs(error.error) for error in some)
-                rows.append(_row(model, figure, sum(error.within_aim for error in some), sizes))
+            judged = [error for error in found if (error.cell.model, error.figure) == (model, figure) and error.judged]
+            if judged:
+                sizes = sorted(abs(error.error) for error in judged)
+                rows.append(_row(model, figure, sum(error.within_aim for error in judged), sizes))
         some_rates = [rate for rate in rates if rate.model == model]
         if some_rates:
             sizes = sorted(abs(rate.error) for rate in some_rates)

@@ -96,7 +96,7 @@ def measure(model: str, steps: int) -> Iterator[Figures]:
                 engine.add(EngineRequest(f"{case}/{row}", prompt, (), sampling))
             while engine.prefill_queue_position is not None:
                 engine.step()
-            yield Figures(model, case, *(1e3 * statistics.median(some) for some in _times(engine, steps)))
+            yield Figures(model, case, *(1e3 * statistics.median(times_s) for times_s in _times(engine, steps)))
             for row in range(ROWS):
                 engine.cancel(f"{case}/{row}")
 

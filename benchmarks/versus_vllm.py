@@ -91,10 +91,10 @@ class Settings:
 
     @property
     def mix(self) -> Mix:
-        some = (1 - self.text_share) / len(self.image_counts)
+        share = (1 - self.text_share) / len(self.image_counts)
         images = [(0, self.text_share)] if self.text_share else []
         return Mix(
-            Distribution.of([*images, *((number, some) for number in self.image_counts)]),
+            Distribution.of([*images, *((number, share) for number in self.image_counts)]),
             Distribution.of([(self.prompt_words, 1)]),
             Distribution.of([(self.output_tokens, 1)]),
             Size(self.image_px, self.image_px),
