@@ -81,10 +81,10 @@ def about(model: str, said: Json) -> str:
     return f"Capacity, requests per second: {rates}. Drift of the profiles: {drift}."
 
 
-def cells(every: Sequence[Json], model: str, mix: str) -> Iterator[str]:
+def cells(all_cells: Sequence[Json], model: str, mix: str) -> Iterator[str]:
     """Errors, with measured and predicted milliseconds; those beyond the aim are bold."""
     rows = []
-    for cell in every:
+    for cell in all_cells:
         if (cell["model"], cell["mix"]) != (model, mix):
             continue
         for name in dict.fromkeys(error["class"] for error in cell["errors"]):
