@@ -88,8 +88,8 @@ async def play_both(first: RouterService, second: RouterService, *asks: list[Ask
     async with asyncio.TaskGroup() as group:
         playing = [group.create_task(play(router, mine)) for router, mine in zip((first, second), asks, strict=True)]
     replies = [task.result() for task in playing]
-    for some in replies:
-        check_right(some)
+    for of_router in replies:
+        check_right(of_router)
     return replies
 
 

@@ -254,11 +254,17 @@ async def test_dying_holders_and_broken_links_leak_nothing() -> None:
         print(dict(soak.ends), [place.epoch for place in soak.places], warm, end)  # noqa: T201 - shown with -s, or on failure
         assert soak.ends["TransferFailed"] > 0, "nothing ever went wrong"
         assert sum(place.epoch for place in soak.places) > len(soak.places), "no process was ever restarted"
-    for who in ("reader", "holder"):
-        assert (end[who]["leases"], end[who]["leased_bytes"]) == (0, 0)
-        assert end[who]["fds"] <= warm[who]["fds"] + FD_TOLERANCE, f"{who}: {warm[who]} then {end[who]}"
-        assert end[who]["rss"] <= warm[who]["rss"] + RSS_TOLERANCE, f"{who}: {warm[who]} then {end[who]}"
-        assert end[who]["threads"] <= warm[who]["threads"] + 1, f"{who}: {warm[who]} then {end[who]}"
+    for process in ("reader", "holder"):
+        assert (end[process]["leases"], end[process]["leased_bytes"]) == (0, 0)
+        assert end[process]["fds"] <= warm[process]["fds"] + FD_TOLERANCE, (
+            f"{process}: {warm[process]} then {end[process]}"
+        )
+        assert end[process]["rss"] <= warm[process]["rss"] + RSS_TOLERANCE, (
+            f"{process}: {warm[process]} then {end[process]}"
+        )
+        assert end[process]["threads"] <= warm[process]["threads"] + 1, (
+            f"{process}: {warm[process]} then {end[process]}"
+        )
     assert not await _left_in_shared_memory(shared_before)
     assert soak.ends["right"] > SOAK_S
 

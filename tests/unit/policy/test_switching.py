@@ -13,7 +13,7 @@ ENCODE, PREFILL, DECODE = Stage.ENCODE, Stage.PREFILL, Stage.DECODE
 
 
 def stage(
-    which: Stage,
+    of_stage: Stage,
     instances: int,
     held: float = 0.0,
     *,
@@ -24,10 +24,10 @@ def stage(
     can: Role = Role.EPD,
 ) -> StageView:
     movable = tuple(
-        Movable(f"{which.name[0].lower()}{number}", can.stages, each_held[number] if each_held else held / instances)
+        Movable(f"{of_stage.name[0].lower()}{number}", can.stages, each_held[number] if each_held else held / instances)
         for number in range(instances)
     )
-    return StageView(which, instances, held, holds, arriving, served, movable)
+    return StageView(of_stage, instances, held, holds, arriving, served, movable)
 
 
 def decode(instances: int, held: float = 0.0, growth: float = 0.0) -> StageView:
@@ -117,9 +117,9 @@ amounts = st.floats(0, 100)
 
 @st.composite
 def views(draw: st.DrawFn) -> tuple[StageView, ...]:
-    def view(which: Stage, served: float) -> StageView:
+    def view(of_stage: Stage, served: float) -> StageView:
         instances = draw(st.integers(0, 6))
-        made = stage(which, max(1, instances), holds=draw(st.floats(0.5, 20)), served=served)
+        made = stage(of_stage, max(1, instances), holds=draw(st.floats(0.5, 20)), served=served)
         held = draw(st.lists(st.floats(0, 10), min_size=len(made.movable), max_size=len(made.movable)))
         movable = tuple(
             replace(instance, held=part, stages=draw(st.sampled_from(list(Role))).stages)

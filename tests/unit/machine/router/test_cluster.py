@@ -641,9 +641,9 @@ def test_credits_are_all_or_nothing_and_first_come_first_served() -> None:
     # A smaller request does not overtake the large one, which would starve otherwise.
     machine.handle(CreditsWanted(3, wants(10, first=9), wait=True), 0)
     assert (machine.waiting, machine.outstanding) == (2, 2)
-    assert not [e for e in machine.handle(CreditReturned(first.grants[0].credit), 0) if isinstance(e, Granted)], (
-        "credits are all or nothing"
-    )
+    assert not [
+        effect for effect in machine.handle(CreditReturned(first.grants[0].credit), 0) if isinstance(effect, Granted)
+    ], "credits are all or nothing"
     effects = machine.handle(CreditReturned(first.grants[1].credit), 0)
     assert [effect.request for effect in effects if isinstance(effect, Granted)] == [2, 3]
 
@@ -773,9 +773,9 @@ def test_more_items_than_the_encoders_take_at_once_are_refused_by_that_limit() -
 
 def test_without_an_encoder_a_request_waits_for_the_grace_period_only() -> None:
     machine = cluster("t")
-    assert [e for e in machine.handle(CreditsWanted(1, wants(10), wait=True), 0) if isinstance(e, WakeAt)] == [
-        WakeAt(1.0, "no encoder within the grace")
-    ]
+    assert [
+        effect for effect in machine.handle(CreditsWanted(1, wants(10), wait=True), 0) if isinstance(effect, WakeAt)
+    ] == [WakeAt(1.0, "no encoder within the grace")]
     assert isinstance(refused(machine.handle(ClusterTick(), 1.0)).error, Unavailable)
     machine.handle(CreditsWanted(2, wants(10), wait=True), 2)
     assert granted(machine.handle(InstanceSeen("a", info("a")), 2.5)).request == 2
@@ -785,7 +785,7 @@ def test_the_grace_period_starts_at_the_loss() -> None:
     machine = cluster("a", "t")
     first = granted(machine.handle(CreditsWanted(1, wants(90), wait=True), 0))
     machine.handle(CreditsWanted(2, wants(90), wait=True), 1)
-    assert not [e for e in machine.handle(InstanceSuspected("a"), 60) if isinstance(e, PlaceRefused)]
+    assert not [effect for effect in machine.handle(InstanceSuspected("a"), 60) if isinstance(effect, PlaceRefused)]
     machine.handle(CreditReturned(first.grants[0].credit), 60.1)
     assert granted(machine.handle(InstanceSeen("a", info("a")), 60.5)).request == 2
 
@@ -993,7 +993,9 @@ def test_a_leaving_member_gets_no_new_work_and_is_removed_after_its_last_credit(
     dispatch = text_granted(machine.handle(TextWanted(1, 10), 0))
     for name in ("a", "t"):
         assert Disconnect(name) not in machine.handle(MemberLeaving(name), 0)
-        assert not [e for e in machine.handle(MemberLeaving(name), 0) if isinstance(e, Logged)], "it is logged once"
+        assert not [effect for effect in machine.handle(MemberLeaving(name), 0) if isinstance(effect, Logged)], (
+            "it is logged once"
+        )
     assert machine.instances.readiness().instances == ("i-a: leaving", "i-t: leaving")
     assert isinstance(machine.handle(TextWanted(2, 10), 0)[0], PlaceRefused)
     assert isinstance(refused(machine.handle(CreditsWanted(2, wants(10), wait=False), 0)).error, Unavailable)

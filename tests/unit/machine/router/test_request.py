@@ -1513,10 +1513,10 @@ ONE_CALL_ENDS = [InstanceLost("gone"), Overloaded("busy"), ArenaFull("full"), En
 
 
 @pytest.mark.parametrize("error", ONE_CALL_ENDS)
-@pytest.mark.parametrize("which", [0, 1])
-def test_when_one_of_two_calls_fails_the_other_one_goes_on(which: int, error: TriptychError) -> None:
+@pytest.mark.parametrize("index", [0, 1])
+def test_when_one_of_two_calls_fails_the_other_one_goes_on(index: int, error: TriptychError) -> None:
     world, *calls = two_calls()
-    failing, other = calls[which], calls[1 - which]
+    failing, other = calls[index], calls[1 - index]
     world.calls.remove(failing)
     effects = world.feed(failed(failing, error))
     assert EmbeddingGone(failing.credit) in effects

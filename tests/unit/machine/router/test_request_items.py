@@ -39,8 +39,8 @@ def encode(made: RequestItems, number: int) -> None:
     made.validate()
 
 
-def answer(item: RequestItem, which: int = 0) -> list[RequestEffect]:
-    attempt = (item.held, item.hedge)[which]
+def answer(item: RequestItem, index: int = 0) -> list[RequestEffect]:
+    attempt = (item.held, item.hedge)[index]
     assert attempt is not None
     assert attempt.leases is not None
     own, reader = attempt.leases.lease_ids
@@ -117,15 +117,15 @@ def test_a_hedge_of_an_item_that_is_encoded_is_noticed() -> None:
 
 
 def test_the_slower_of_two_calls_is_overtaken() -> None:
-    for which in (0, 1):
+    for index in (0, 1):
         (item,) = items("a")
         hedge(item)
-        slower = (item.held, item.hedge)[1 - which]
+        slower = (item.held, item.hedge)[1 - index]
         assert slower is not None
-        effects = answer(item, which)
-        assert [type(effect) for effect in effects] == [Overtaken, Abort, Release][1 - which :]
+        effects = answer(item, index)
+        assert [type(effect) for effect in effects] == [Overtaken, Abort, Release][1 - index :]
         assert (slower.ended, item.held, item.losses) == (Ending.OVERTAKEN, item.served, 0)
-        assert item.timeline(None).hedge_won == bool(which)
+        assert item.timeline(None).hedge_won == bool(index)
 
 
 def test_credits_and_leases_are_released_once() -> None:

@@ -130,8 +130,8 @@ def test_a_file_of_another_user_is_removed(
     files: EmbeddingFiles, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files.write(stored())
-    with monkeypatch.context() as this:
-        this.setattr(os, "geteuid", lambda: directory.stat().st_uid + 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "geteuid", lambda: directory.stat().st_uid + 1)
         with pytest.raises(DamagedFile, match="another user"):
             files.read(key(1), MIB)
     assert not file_of(directory).exists()
