@@ -224,9 +224,8 @@ class Site:
         """Heartbeats handled on the current streams, and suspected members."""
         told = await self._stub.Status(pool_manager_pb2.StatusRequest(), timeout=30.0, wait_for_ready=True)
         members = [member for pool in told.pools for member in pool.members]
-        return sum(stage.pending for member in members for stage in member.load.stages), sum(
-            member.suspected for member in members
-        )
+        pending = sum(stage.pending for member in members for stage in member.load.stages)
+        return pending, sum(member.suspected for member in members)
 
     def cpu_s(self) -> float:
         assert self.process is not None

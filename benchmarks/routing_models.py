@@ -190,9 +190,8 @@ class Mixed:
         rng = random.Random(f"{seed}/requests")
         texts = round(_TEXT_SHARE * count)
         span = traces.Span(_FROM_S, _MARGIN * count / _TRACE_PER_S)
-        of_trace = [request for request in traces.load(directory, span, None, rng).requests if request.images][
-            : count - texts
-        ]
+        requests = traces.load(directory, span, None, rng).requests
+        of_trace = [request for request in requests if request.images][: count - texts]
         if len(of_trace) < count - texts:
             raise WorkloadError(f"{directory.name} has {len(of_trace)} requests with images from {_FROM_S:g} s on")
         with_images = [

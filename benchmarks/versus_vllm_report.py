@@ -150,17 +150,11 @@ def verdicts(made: Sequence[dict[str, Any]], rounds: int) -> list[str]:
             mine, its = (_tail(row["classes"][name]) for row in (first, second))
             if mine is None or its is None or mine[0] != its[0]:
                 continue
-            my_time, its_time = mine[1], its[1]
+            ours, theirs = mine[1], its[1]
             word = (
-                "ahead of"
-                if ahead(my_time, its_time)
-                else "behind"
-                if ahead(its_time, my_time)
-                else "not distinguishable from"
+                "ahead of" if ahead(ours, theirs) else "behind" if ahead(theirs, ours) else "not distinguishable from"
             )
-            said.append(
-                f"{first['share']:.0%}: {system} is {word} {other} in {mine[0]} of {name}: {my_time} and {its_time}"
-            )
+            said.append(f"{first['share']:.0%}: {system} is {word} {other} in {mine[0]} of {name}: {ours} and {theirs}")
     return said
 
 
