@@ -254,17 +254,11 @@ async def test_dying_holders_and_broken_links_leak_nothing() -> None:
         print(dict(soak.ends), [place.epoch for place in soak.places], warm, end)  # noqa: T201 - shown with -s, or on failure
         assert soak.ends["TransferFailed"] > 0, "nothing ever went wrong"
         assert sum(place.epoch for place in soak.places) > len(soak.places), "no process was ever restarted"
-    for process in ("reader", "holder"):
-        assert (end[process]["leases"], end[process]["leased_bytes"]) == (0, 0)
-        assert end[process]["fds"] <= warm[process]["fds"] + FD_TOLERANCE, (
-            f"{process}: {warm[process]} then {end[process]}"
-        )
-        assert end[process]["rss"] <= warm[process]["rss"] + RSS_TOLERANCE, (
-            f"{process}: {warm[process]} then {end[process]}"
-        )
-        assert end[process]["threads"] <= warm[process]["threads"] + 1, (
-            f"{process}: {warm[process]} then {end[process]}"
-        )
+    for side in ("reader", "holder"):
+        assert (end[side]["leases"], end[side]["leased_bytes"]) == (0, 0)
+        assert end[side]["fds"] <= warm[side]["fds"] + FD_TOLERANCE, f"{side}: {warm[side]} then {end[side]}"
+        assert end[side]["rss"] <= warm[side]["rss"] + RSS_TOLERANCE, f"{side}: {warm[side]} then {end[side]}"
+        assert end[side]["threads"] <= warm[side]["threads"] + 1, f"{side}: {warm[side]} then {end[side]}"
     assert not await _left_in_shared_memory(shared_before)
     assert soak.ends["right"] > SOAK_S
 

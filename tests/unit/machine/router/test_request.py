@@ -537,10 +537,7 @@ def queue_positions(world: World) -> list[QueuePosition]:
 
 def test_a_request_is_due_by_its_objective_and_lost_by_what_each_stage_needs() -> None:
     found = queue_positions(expecting(Expected(4.0, ALONE)))
-    assert [
-        (queue_position.priority, queue_position.due_s, queue_position.lost_s, queue_position.aged_s)
-        for queue_position in found
-    ] == [
+    assert [(position.priority, position.due_s, position.lost_s, position.aged_s) for position in found] == [
         (3, 5.0, 5.0 - 0.75, 5.0 + PATIENCE_S),
         (3, 5.0, 5.0 - 0.75, 5.0 + PATIENCE_S),
         (3, 5.0, 5.0 - 0.25, 5.0 + PATIENCE_S),
@@ -550,7 +547,7 @@ def test_a_request_is_due_by_its_objective_and_lost_by_what_each_stage_needs() -
 def test_each_position_counts_its_tenants_share_of_that_stage() -> None:
     shares = {Stage.ENCODE: Share(1.0), Stage.PREFILL: Share(40.0)}
     world = expecting(Expected(4.0, ALONE), share=shares.__getitem__)
-    assert [queue_position.behind_s for queue_position in queue_positions(world)] == [1.0, 1.0, 40.0]
+    assert [position.behind_s for position in queue_positions(world)] == [1.0, 1.0, 40.0]
 
 
 def test_an_answer_that_goes_on_is_due_as_before_and_never_lost() -> None:
@@ -559,9 +556,7 @@ def test_an_answer_that_goes_on_is_due_as_before_and_never_lost() -> None:
     world.feed(FirstToken(call.credit))
     world.now_s = 60.0
     world.feed(failed(call, InstanceLost("gone")))
-    assert [(queue_position.due_s, queue_position.lost_s) for queue_position in queue_positions(world)] == [
-        (5.0, inf)
-    ] * 3
+    assert [(position.due_s, position.lost_s) for position in queue_positions(world)] == [(5.0, inf)] * 3
 
 
 @pytest.mark.parametrize(
@@ -581,12 +576,9 @@ def test_the_shorter_deadline_wins_and_what_is_unknown_counts_as_nothing(
 
 
 def test_the_ordering_that_is_chosen_orders_every_queue() -> None:
+    assert {position.due_s for position in queue_positions(expecting(Expected(4.0, ALONE), name="first-come"))} == {1.0}
     assert {
-        queue_position.due_s for queue_position in queue_positions(expecting(Expected(4.0, ALONE), name="first-come"))
-    } == {1.0}
-    assert {
-        queue_position.due_s
-        for queue_position in queue_positions(expecting(Expected(4.0, ALONE), name="deadline", deadline_s=9.0))
+        position.due_s for position in queue_positions(expecting(Expected(4.0, ALONE), name="deadline", deadline_s=9.0))
     } == {9.0}
 
 
