@@ -36,7 +36,7 @@ _OUT = "Output"
 
 @dataclass(slots=True)
 class _Parsed:
-    """What one reading of the command line leaves beside the values of its options."""
+    """A reading of the command line, as it is left beside the values of its options."""
 
     line: list[str] = field(default_factory=list)
     service_flags: list[str] = field(default_factory=list)

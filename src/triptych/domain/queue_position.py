@@ -11,7 +11,7 @@ AGEING_S = 30.0
 
 @record
 class RelativeQueuePosition:
-    """What orders calls of one priority. Durations in seconds from when the call is sent, as clocks differ between processes.
+    """Order among calls of one priority. Durations in seconds from when the call is sent, as clocks differ between processes.
 
     The instance makes a ``QueuePosition`` of it, on its own clock (``policy.queueing.as_called``).
     """

@@ -34,7 +34,7 @@ class Prefill:
 
 @record
 class StepPlan:
-    """What one step computes: one token for each of ``decodes``, then ``prefills`` in order."""
+    """Work of one step: one token for each of ``decodes``, then ``prefills`` in order."""
 
     decodes: tuple[str, ...]
     prefills: tuple[Prefill, ...]

@@ -24,7 +24,7 @@ class ImageBudget:
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """What joins the decodes."""
+    """Work that joins the decodes."""
 
     prefill: bool
     encode: bool

@@ -35,7 +35,7 @@ def by_need(*, expected_tokens: int, here_tokens: int, there_tokens: int) -> boo
 
 @record
 class KvRoom:
-    """What is known of the KV memory of an instance that decodes, in tokens."""
+    """Room in the KV memory of an instance that decodes, in tokens."""
 
     kv_tokens: int
     """All the KV memory; 0 if unknown."""

@@ -22,7 +22,7 @@ class LenderState(Enum):
 
 @record
 class Lender:
-    """What is known of one."""
+    """A lender, as far as it is known."""
 
     state: LenderState
     items: int

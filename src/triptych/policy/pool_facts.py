@@ -1,4 +1,4 @@
-"""What profiles say of a pool under the mix of a window: capacity within the objectives, and how long a queue may take.
+"""Facts of a pool, as profiles say under the mix of a window: capacity within the objectives, and how long a queue may take.
 
 What is missing is named, never guessed.
 """

@@ -22,7 +22,7 @@ from triptych.transport.nixl import OnReset
 
 @dataclass(frozen=True, slots=True)
 class InstanceIdentity:
-    """What all parts of an instance share from its start."""
+    """Identity that all parts of an instance share from its start."""
 
     instance_id: str
     epoch: int

@@ -46,7 +46,7 @@ class Flows:
         return tuple([link for link in links if link in self.speeds])
 
     def latency_s(self, links: Sequence[str]) -> float:
-        """What a transfer over all of them takes beside its bytes."""
+        """Time that a transfer over all of them takes beside its bytes."""
         return sum(self.speeds[link].latency_s for link in links)
 
     def begin(self, links: tuple[str, ...], nbytes: int, now_s: float) -> Flow:

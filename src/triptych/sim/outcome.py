@@ -1,4 +1,4 @@
-"""What a simulated run gives: the records of its requests, and what the instances did meanwhile."""
+"""Outcome of a simulated run: the records of its requests, and what the instances did meanwhile."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -106,7 +106,7 @@ class Outcome:
     host_s: float = 0.0
     """CPU time that everything took of the host; 0 without one."""
     spans: Sequence[Span] = field(default=(), repr=False)
-    """What instances did, if that was asked for."""
+    """Activities of instances, if that was asked for."""
     interrupted: bool = False
     """Ended by Ctrl-C: ``records`` are those of the requests that had ended."""
 

@@ -69,7 +69,7 @@ _NOT_SIMULATED = (
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """What the options say of devices. ``device`` and ``degree`` are of all roles, or ``ROLE=VALUE,...``."""
+    """Devices, as the options say. ``device`` and ``degree`` are of all roles, or ``ROLE=VALUE,...``."""
 
     device: str
     degree: str

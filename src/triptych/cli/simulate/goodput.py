@@ -12,7 +12,7 @@ from triptych.workload.search import PRECISION, Bracket, RateSearch
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """What the searches of all seeds found."""
+    """Goodput that the searches of all seeds found."""
 
     by_seed: Mapping[int, float]
     definition: str

@@ -36,7 +36,7 @@ class Case:
 
     simulation: "Simulation"
     rate: float | None
-    """What was asked for; None for a trace's own."""
+    """Rate that was asked for; None for a trace's own."""
     plan: Plan
     seed: int
     keeps_spans: bool = False
@@ -51,7 +51,7 @@ class Ran:
 
 
 Then = Callable[[Ran], Case | None]
-"""What is to run after a run that has ended."""
+"""The choice of what is to run after a run that has ended."""
 
 
 def run_all(cases: Sequence[Case], console: Console, then: Then = lambda _: None) -> tuple[list[Ran], bool]:

@@ -1,4 +1,4 @@
-"""What an instance tells routers of its arena: the embeddings that it holds or is encoding, and its segments of keys and values.
+"""Contents of an arena, as its instance tells routers: the embeddings that it holds or is encoding, and its segments of keys and values.
 
 Every change goes to a log of bounded length. Each watcher has a reader with a place in it. A reader that is new, or that
 the log has left behind, starts over with all that is published now.

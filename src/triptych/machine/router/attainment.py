@@ -224,7 +224,7 @@ class AttainmentRecorder:
         return request.gaps
 
     def expected(self, number: int) -> Expected:
-        """What is expected of a prepared request, by which it is judged and ordered; nothing of an unknown one."""
+        """Expectations of a prepared request, by which it is judged and ordered; nothing of an unknown one."""
         request = self._running.get(number)
         return NOTHING_EXPECTED if request is None else Expected(request.ttft_limit_s, request.isolated)
 

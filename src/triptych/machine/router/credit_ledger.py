@@ -1,4 +1,4 @@
-"""What a router holds at instances: the credits that it has granted there, and leases that no credit covers."""
+"""Ledger of what a router holds at instances: the credits that it has granted there, and leases that no credit covers."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from triptych.policy.placement.items import Why
 
 @dataclass(slots=True)
 class Credit:
-    """What a router counts as given to an instance. Part of ``CreditLedger``."""
+    """Work that a router counts as given to an instance. Part of ``CreditLedger``."""
 
     request: int
     name: str
@@ -97,7 +97,7 @@ class CreditLedger:
         return Grant(self._last, item, credit.name, instance.info.instance_id, credit.why, hedge_after_s)
 
     def prompt_computed(self, credit: Credit) -> None:
-        """What is expected of the answer remains, to its end."""
+        """Note that the prompt is computed: what is expected of the answer remains, to its end."""
         self._instances.by_name[credit.name].work_done(credit.stage, credit.tokens, credit.report)
         credit.tokens = 0
 

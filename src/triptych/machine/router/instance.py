@@ -103,7 +103,7 @@ class Instance:
 
     @property
     def role(self) -> Role | None:
-        """What it serves now; None until it has been seen."""
+        """The role in which it serves now; None until it has been seen."""
         return Role.of(self.served) if self.served else None
 
     @property
@@ -278,12 +278,12 @@ class Instance:
         return length_s
 
     def worked(self, stage: Stage, *reasons: BackoffReason) -> None:
-        """What would fail under any of these has succeeded."""
+        """Note that something has succeeded which would fail under any of these."""
         if self.stages[stage].health.worked(*reasons):
             self._changed()
 
     def work(self, stages: Stages) -> tuple[int, int, int]:
-        """What it has to do at these stages, given by this router and, as reported, by others: tokens, items or requests, arena bytes."""
+        """Work that it has to do at these stages, given by this router and, as reported, by others: tokens, items or requests, arena bytes."""
         own_tokens = own_pending = own_nbytes = tokens = pending = nbytes = 0
         for stage in stages:
             known = self.stages[stage]
@@ -371,7 +371,7 @@ class Instance:
 
     @property
     def text_load(self) -> TextLoad:
-        """What it has to do as a text instance."""
+        """Work that it has to do as a text instance."""
         return TextLoad(self.pending_tokens(Stage.PREFILL), self.pending_tokens(Stage.DECODE), self.kv_room)
 
     def _standing(self, stages: Stages, now_s: float) -> "_Standing":
@@ -389,7 +389,7 @@ class Instance:
 
 
 class _Standing(NamedTuple):
-    """What keeps work from an instance, and until when that holds if nothing happens to it."""
+    """Obstacles that keep work from an instance, and until when that holds if nothing happens to it."""
 
     full: bool = False
     """Whether the arena is full."""

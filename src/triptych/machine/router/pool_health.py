@@ -1,4 +1,4 @@
-"""What failures and slow encodes lead to: a backoff of the instance, as far as its pool can do without it."""
+"""Consequences of failures and slow encodes: a backoff of the instance, as far as its pool can do without it."""
 
 from dataclasses import dataclass, field
 

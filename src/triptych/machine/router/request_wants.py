@@ -1,4 +1,4 @@
-"""What a request asks the cluster for, and its position in the queues of all services."""
+"""Wants of a request: what it asks the cluster for, and its position in the queues of all services."""
 
 from collections.abc import Callable, Iterable
 from math import inf

@@ -1,4 +1,4 @@
-"""What instances have in their prefix caches, as far as a router can tell: the prompts that it has sent them last."""
+"""Contents of instances' prefix caches, as far as a router can tell: the prompts that it has sent them last."""
 
 from collections import OrderedDict
 from collections.abc import Collection, Sequence

@@ -40,7 +40,7 @@ OTHER_TENANTS = "(others)"
 
 
 class _Queue:
-    """What waits at one stage."""
+    """The queue of one stage."""
 
     def __init__(self, fairness: Fairness) -> None:
         self.waiting = 0

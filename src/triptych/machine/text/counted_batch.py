@@ -91,7 +91,7 @@ class CountedSequence:
 
 @record
 class CountedStep(Generic[S]):
-    """What one pass computes."""
+    """Work of one pass."""
 
     decodes: int
     """Choices that get their next token."""

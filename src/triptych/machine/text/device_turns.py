@@ -35,7 +35,7 @@ class DeviceTurns:
         item: QueuePosition | None,
         item_waits_since_s: float | None,
     ) -> Iteration:
-        """What the next iteration does besides decodes. Call it once per iteration.
+        """Choose what the next iteration does besides decodes. Call it once per iteration.
 
         ``prompt`` and ``item`` are the first that could be computed, and ``can_step`` tells whether there are prompts or answers at all;
         None if there are none. ``item`` is asked for with ``by_queue_position`` only.

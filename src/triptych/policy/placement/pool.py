@@ -19,7 +19,7 @@ _CHANGING = ("pending_tokens", "pending", "available_bytes", "backoff", "backlog
 
 @record
 class TextTraits:
-    """What a text instance is able to do."""
+    """Abilities of a text instance."""
 
     prefill_only: bool = False
     """Whether it transfers whatever it prefills."""
@@ -35,7 +35,7 @@ class TextTraits:
 
 @record
 class TextLoad:
-    """What a text instance has to do, by stage, and the KV memory that is left."""
+    """Work that a text instance has to do, by stage, and the KV memory that is left."""
 
     prefill_tokens: int = 0
     decode_tokens: int = 0

@@ -43,7 +43,7 @@ class EncodeCall:
 
     @property
     def key(self) -> bytes:
-        """What the embedding lies under."""
+        """The key that the embedding lies under."""
         content = self.plan.content[0]
         return content if self.plan.shard is None else digest_of(content)
 

@@ -1,4 +1,4 @@
-"""What an instance pulls into its own memory, over links that transfers share, and the leases that it then releases."""
+"""Pulls of an instance into its own memory, over links that transfers share, and the leases that it then releases."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping

@@ -295,7 +295,7 @@ class SimRequest:
         self._router.agenda.soon(self.ended, call)
 
     def answer(self, effect: Generate) -> TextCaller:
-        """What takes the answer to a call."""
+        """The callback that takes the answer to a call."""
         return _Answer(effect, self)
 
 

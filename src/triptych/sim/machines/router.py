@@ -97,7 +97,7 @@ class _Unreleased:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """What requests with the same items have in common."""
+    """Shape that requests with the same items have in common."""
 
     items: tuple[ItemPlan, ...]
     tokens: int

@@ -46,7 +46,7 @@ def simulate(
 
 @contextmanager
 def _rarely_collected() -> Iterator[None]:
-    """What requests leave behind has no cycles, and the collector would look at all that is kept again and again."""
+    """Collect rarely: what requests leave behind has no cycles, and the collector would look at all that is kept again and again."""
     usual = gc.get_threshold()
     gc.set_threshold(_ALLOCATIONS, *usual[1:])
     try:

@@ -430,7 +430,7 @@ class SimText:
             self._apply()
 
     def _turn(self) -> None:
-        """What the iteration does besides decodes."""
+        """Choose what the iteration does besides decodes."""
         iteration = _ALONE
         if self._turns is not None and self._encoder is not None:
             iteration = self._turns.next(
