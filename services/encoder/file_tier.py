@@ -25,7 +25,7 @@ READ_PATIENCE_S = 1.0
 PAUSE_S = 30.0
 """For which nothing is read after a read that took too long, and nothing written after a failure."""
 _WRITING_SHARE = 4
-"""What waits to be written has at most this part of the arena's size, unless it is a single embedding."""
+"""The part of the arena's size that waits to be written at most, unless it is a single embedding."""
 
 
 class _Read:

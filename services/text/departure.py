@@ -25,7 +25,7 @@ class Departure:
         """Whether the request is to leave. Reset by who has tried that."""
         self._is_settled = False
         self._limit: asyncio.Timeout | None = None
-        """What ends its present wait."""
+        """The limit that ends its present wait."""
         self.why = ""
         """As in ``Record.kv_transferred``."""
 

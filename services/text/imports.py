@@ -1,4 +1,4 @@
-"""What a request brings from other instances: embeddings of its items, and keys and values of its tokens.
+"""Imports of a request from other instances: embeddings of its items, and keys and values of its tokens.
 
     tickets -- pull, queued --> receiver -- copy, between two steps --> engine
 
@@ -32,7 +32,7 @@ _AT_ONCE = 4
 
 @dataclass(frozen=True, slots=True)
 class Importer:
-    """What the requests of an instance import with."""
+    """Collaborators with which the requests of an instance import."""
 
     receiver: TensorReceiver
     loop: EngineLoop

@@ -13,7 +13,7 @@ from .open_stages import BOTH, DECODE, PREFILL
 
 @dataclass(slots=True)
 class Job:
-    """What the instance knows of a request. Its id is unique in this instance, as a caller may send the same request again."""
+    """A request as the instance knows it. Its id is unique in this instance, as a caller may send the same request again."""
 
     job_id: str
     request: TextRequest

@@ -24,7 +24,7 @@ PART_OF: Mapping[Stage, ModelPart] = {
     Stage.PREFILL: ModelPart.DECODER,
     Stage.DECODE: ModelPart.DECODER,
 }
-"""What each stage needs."""
+"""The part of the model that each stage needs."""
 
 
 def parts_of(stages: Iterable[Stage]) -> frozenset[ModelPart]:
@@ -108,7 +108,7 @@ class WeightOffloading:
                 await self._unload(part)
 
     def _next(self) -> ModelPart | None:
-        """What to unload, else what to load."""
+        """Choose what to unload, else what to load."""
         resident = {part for part, unloadable in self._parts.items() if unloadable.weights.resident}
         leaving = (part for part in self._parts if part in resident - self._needed - self._kept)
         coming = (part for part in self._parts if part in self._needed - resident)
