@@ -139,8 +139,8 @@ async def running(settings: Settings) -> AsyncGenerator[Running]:
                 stack.push_async_callback(client.close)
                 ask[f"{variant.name}/{system}"] = client
             pids |= {f"{variant.name}/{ROUTER}": {ROUTER: pid[ROUTER]}, f"{variant.name}/{GATEWAY}": pid}
-        for name, client in ask.items():
-            await until_it_answers(name, client)
+        for name, asking in ask.items():
+            await until_it_answers(name, asking)
         yield Running(ask, pids)
 
 
