@@ -42,11 +42,11 @@ class Flows:
     _since_s: float = 0.0
 
     def known(self, links: Sequence[str]) -> tuple[str, ...]:
-        """Those of these links that have a speed."""
+        """The links among these that have a speed."""
         return tuple([link for link in links if link in self.speeds])
 
     def latency_s(self, links: Sequence[str]) -> float:
-        """What a transfer over all of them takes beside its bytes."""
+        """Time that a transfer over all of them takes beside its bytes."""
         return sum(self.speeds[link].latency_s for link in links)
 
     def begin(self, links: tuple[str, ...], nbytes: int, now_s: float) -> Flow:
@@ -59,7 +59,7 @@ class Flows:
         return flow
 
     def end(self, flow: Flow, now_s: float) -> None:
-        """It ends without its bytes."""
+        """End a flow without its bytes."""
         self._advance(now_s)
         self._remove(flow)
         self._share()
