@@ -4,6 +4,7 @@ An owner is a class whose docstring begins with "Owner of".
 """
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,7 +33,7 @@ FOLDERS = {
 }
 HEAD = """# Who owns which state
 
-Each fact has one owner, which alone changes it. The table comes from the docstrings of the classes (`scripts/owners.py`).
+Each fact has one owner, which alone changes it. Its docstring says more.
 """
 
 
@@ -53,7 +54,8 @@ def owners(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text())):
         docstring = ast.get_docstring(node) if isinstance(node, ast.ClassDef) else None
         if isinstance(node, ast.ClassDef) and docstring and docstring.startswith("Owner of "):
-            sentence = " ".join(docstring.split("\n\n")[0].split()).removeprefix("Owner of ").split(". ")[0].rstrip(".")
+            paragraph = " ".join(docstring.split("\n\n")[0].split()).removeprefix("Owner of ")
+            sentence = re.split(r"[.:;] ", paragraph, maxsplit=1)[0].rstrip(".")
             name = path.relative_to(ROOT).as_posix().removeprefix("src/triptych/")
             yield f"| {sentence.replace('``', '`')} | `{name}: {node.name}` |"
 
