@@ -41,7 +41,7 @@ def page() -> str:
     parts = [HEAD]
     for process, places in FOLDERS.items():
         rows = [row for place in places for path in files(ROOT / place) for row in owners(path)]
-        parts += [f"## {process}\n", "| state | owner |\n|---|---|\n" + "\n".join(rows) + "\n"]
+        parts += [f"## {process}\n", "|state|owner|\n|-|-|\n" + "\n".join(rows) + "\n"]
     return "\n".join(parts)
 
 
@@ -57,7 +57,7 @@ def owners(path: Path) -> Iterator[str]:
             paragraph = " ".join(docstring.split("\n\n")[0].split()).removeprefix("Owner of ")
             sentence = re.split(r"[.:;] ", paragraph, maxsplit=1)[0].rstrip(".")
             name = path.relative_to(ROOT).as_posix().removeprefix("src/triptych/")
-            yield f"| {sentence.replace('``', '`')} | `{name}: {node.name}` |"
+            yield f"|{sentence.replace('``', '`')}|`{name}: {node.name}`|"
 
 
 if __name__ == "__main__":
