@@ -71,7 +71,8 @@ def first_line(benchmark: str) -> str:
 
 def shown_table(table: Table, figures: Row) -> list[str]:
     rows = [row for row in flat(figures, table.rows.split(".") if table.rows else []) if matches(row, table.where)]
-    rows = [{**row, **counts(row, table.within)} for row in rows]
+    if table.within:
+        rows = [{**row, **counts(row, table.within)} for row in rows]
     groups = list(dict.fromkeys(tuple(value(row, path) for path in table.across) for row in rows))
     cells: dict[tuple[str, ...], dict[tuple[tuple[Any, ...], str], Any]] = {}
     for row in rows:
