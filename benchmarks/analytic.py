@@ -144,7 +144,7 @@ def errors(models: Sequence[Model], target: Target) -> list[Errors]:
     found = {model.name: calibrate(model.samples(target), target, model.name) for model in models}
     rows = []
     for model in models:
-        other = next((found[each.name] for each in models if each is not model), found[model.name])
+        other = next((found[another.name] for another in models if another is not model), found[model.name])
         for held_out in found[model.name].held_out:
             samples = [sample for sample in model.samples(target) if sample.table == held_out.table]
             rows.append(
@@ -192,10 +192,10 @@ def main() -> None:
         steps = [step for model in models for step in model.steps(repeats)]
     for name in names:
         own = [step for step in steps if step.model == name]
-        one = statistics.median(abs(step.one_pass_ms / step.measured_ms - 1) for step in own)
+        as_one_pass = statistics.median(abs(step.one_pass_ms / step.measured_ms - 1) for step in own)
         summed = statistics.median(abs(step.sum_ms / step.measured_ms - 1) for step in own)
         print(
-            f"{name:<12} {len(own):3d} steps with a prompt: median error {one:.0%} as one pass, {summed:.0%} as the sum of both"
+            f"{name:<12} {len(own):3d} steps with a prompt: median error {as_one_pass:.0%} as one pass, {summed:.0%} as the sum of both"
         )
     written = {"errors": [asdict(row) for row in rows], "steps": [asdict(step) for step in steps]}
     write_figures(options.json, {"machine": said, "threads": options.threads, "repeats": repeats, **written})

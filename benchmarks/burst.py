@@ -50,13 +50,13 @@ async def run(served: Served, workload: Workload, logs: Path) -> list[Outcome]:
     autoscaled, monolithic = System("autoscaled"), System("monolithic", "EPD:2")
     unscaled = System("unscaled", autoscale=False, until_s=workload.begins_s + _UNSCALED_S)
 
-    async def one(system: System) -> Outcome:
+    async def outcome_of(system: System) -> Outcome:
         at = logs / f"{served.attention.value}-{system.name}"
         return await replayed(served, system, workload, manager_options=MANAGER, log_dir=at)
 
     async with asyncio.TaskGroup() as group:
-        both = [group.create_task(one(system)) for system in (autoscaled, unscaled)]
-    return [*(task.result() for task in both), await one(monolithic)]
+        both = [group.create_task(outcome_of(system)) for system in (autoscaled, unscaled)]
+    return [*(task.result() for task in both), await outcome_of(monolithic)]
 
 
 def document(served: Served, outcomes: Sequence[Outcome]) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def document(served: Served, outcomes: Sequence[Outcome]) -> dict[str, Any]:
         },
         "encoder_capacity_per_s": round(served.encoder_per_s, 3),
         "burst_over_initial_capacity": round(workload.burst_per_s / served.encoder_per_s, 2),
-        "systems": [_system(one) for one in outcomes],
+        "systems": [_system(outcome) for outcome in outcomes],
     }
 
 
@@ -93,7 +93,7 @@ def _system(outcome: Outcome) -> dict[str, Any]:
         "largest": {_NAMES[role]: outcome.largest(role) for role in _roles(outcome)},
         "ready_per_s": {_NAMES[role]: outcome.sizes(role) for role in _roles(outcome)},
         "processes_per_s": {
-            _NAMES[role]: [one.there.get(role, 0) for one in outcome.samples] for role in _roles(outcome)
+            _NAMES[role]: [sample.there.get(role, 0) for sample in outcome.samples] for role in _roles(outcome)
         },
         "generator_late_p99_s": round(outcome.late_s, 4),
         "generator_kept_up": outcome.kept_up,
@@ -101,7 +101,7 @@ def _system(outcome: Outcome) -> dict[str, Any]:
 
 
 def _roles(outcome: Outcome) -> list[Role]:
-    return [role for role in _NAMES if any(role in one.ready or role in one.there for one in outcome.samples)]
+    return [role for role in _NAMES if any(role in sample.ready or role in sample.there for sample in outcome.samples)]
 
 
 def show(served: Served, outcomes: Sequence[Outcome]) -> None:
@@ -135,7 +135,7 @@ def main() -> None:
     parser.add_argument(
         "--trace", type=Path, help="directory of a ServeGen workload; by default the burst is synthetic"
     )
-    parser.add_argument("--attention", choices=[one.value for one in Attention], help="one of the two models only")
+    parser.add_argument("--attention", choices=[kind.value for kind in Attention], help="one of the two models only")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="one short burst at one model: shows that it works")
     options = parser.parse_args()

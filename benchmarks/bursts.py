@@ -65,13 +65,13 @@ class Workload:
     source: str
 
     def until(self, end_s: float) -> "Workload":
-        """Its beginning."""
-        kept = tuple(one for one in self.requests if one.arrival_s < end_s)
+        """The part of the workload before ``end_s``."""
+        kept = tuple(request for request in self.requests if request.arrival_s < end_s)
         return replace(self, requests=kept, ends_s=min(self.ends_s, end_s), duration_s=min(self.duration_s, end_s))
 
     def rate(self, from_s: float, to_s: float) -> float:
         """Requests per second."""
-        return sum(from_s <= one.arrival_s < to_s for one in self.requests) / (to_s - from_s)
+        return sum(from_s <= request.arrival_s < to_s for request in self.requests) / (to_s - from_s)
 
     @property
     def burst_per_s(self) -> float:
@@ -109,7 +109,9 @@ def from_trace(directory: Path, shape: Shape, seed: int) -> Workload:
         in_burst = _recorded_rate(Path(chosen), _BURST_FROM_S, _BURST_TO_S)
         span = traces.Span(start_s, length_s, recorded / in_burst * shape.burst_per_s / factor)
         plan = traces.load(Path(chosen), span, IMAGE, random.Random(seed))
-    compressed = tuple(replace(one, arrival_s=one.arrival_s / factor) for one in plan.requests if one.images)
+    compressed = tuple(
+        replace(request, arrival_s=request.arrival_s / factor) for request in plan.requests if request.images
+    )
     return Workload(
         compressed,
         shape.before_s,
@@ -228,7 +230,7 @@ class Sample:
     there: Mapping[Role, int]
     """Processes, with those that start or drain: what is paid for."""
     beside: Mapping[Role, int]
-    """Those of the other model."""
+    """Instances of the other model, by role."""
 
 
 @dataclass(slots=True)
@@ -252,8 +254,8 @@ class Outcome:
         """Share of the requests due between these times that got their first token within the objective; those that
         failed did not. None if there are none.
         """
-        due = [one for one in self.records if from_s <= one.planned.arrival_s < to_s]
-        met = [one for one in due if one.ok and one.ttft_s is not None and one.ttft_s <= self.slo_s]
+        due = [record for record in self.records if from_s <= record.planned.arrival_s < to_s]
+        met = [record for record in due if record.ok and record.ttft_s is not None and record.ttft_s <= self.slo_s]
         return len(met) / len(due) if due else None
 
     @property
@@ -274,7 +276,7 @@ class Outcome:
 
     @property
     def failed(self) -> dict[str, int]:
-        return dict(Counter(one.error for one in self.records if not one.ok))
+        return dict(Counter(record.error for record in self.records if not record.ok))
 
     @property
     def instance_s(self) -> float:
@@ -295,18 +297,18 @@ class Outcome:
     @property
     def late_s(self) -> float:
         """P99 of how late the load generator sent."""
-        return percentile([one.sent_late_s for one in self.records], 99)
+        return percentile([record.sent_late_s for record in self.records], 99)
 
     @property
     def kept_up(self) -> bool:
         return self.late_s <= LATE_S and NOT_SENT not in self.failed
 
     def largest(self, role: Role) -> int:
-        return max(one.ready.get(role, 0) for one in self.samples)
+        return max(sample.ready.get(role, 0) for sample in self.samples)
 
     def sizes(self, role: Role) -> list[int]:
         """Of ready instances, per second."""
-        return [one.ready.get(role, 0) for one in self.samples]
+        return [sample.ready.get(role, 0) for sample in self.samples]
 
 
 async def replayed(
@@ -347,7 +349,7 @@ async def replayed(
                 await asyncio.sleep(workload.duration_s - (asyncio.get_running_loop().time() - began_s))
         finally:
             await stub.close()
-    outcome.records.sort(key=lambda one: one.planned.arrival_s)
+    outcome.records.sort(key=lambda record: record.planned.arrival_s)
     return outcome
 
 
@@ -364,9 +366,9 @@ async def _isolated_s(endpoint: Endpoint) -> float:
     records: list[Record] = []
     alone = [Planned(_CALIBRATION_GAP_S * number, 41, (IMAGE,), 4) for number in range(_CALIBRATION)]
     await load.run(endpoint, alone, Style("burst"), random.Random("isolated"), records.append)
-    taken = [one.ttft_s for one in records if one.ok and one.ttft_s is not None]
+    taken = [record.ttft_s for record in records if record.ok and record.ttft_s is not None]
     if len(taken) < _CALIBRATION:
-        raise RuntimeError(f"requests fail without load: {Counter(one.error for one in records)}")
+        raise RuntimeError(f"requests fail without load: {Counter(record.error for record in records)}")
     return statistics.median(taken)
 
 
@@ -379,7 +381,9 @@ async def _watch(
     while True:
         with suppress(TriptychError):
             ready = {
-                pool.role: sum(one.condition is MemberCondition.ACTIVE and not one.suspected for one in pool.members)
+                pool.role: sum(
+                    member.condition is MemberCondition.ACTIVE and not member.suspected for member in pool.members
+                )
                 for pool in (await manager.status()).pools
                 if pool.role is not None and pool.model != _BESIDE
             }

@@ -144,7 +144,7 @@ def monolith() -> Ask:
 def over_rest(client: httpx.AsyncClient, url: str) -> Ask:
     async def ask(images: list[bytes]) -> float:
         urls = ["data:image/png;base64," + b64encode(data).decode() for data in images]
-        content: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": each}} for each in urls]
+        content: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
         body = {
             "model": MODEL_ID,
             "messages": [{"role": "user", "content": [*content, {"type": "text", "text": QUESTION}]}],
@@ -174,13 +174,13 @@ async def run(cases: Sequence[Case], rounds: int) -> list[Result]:
     results: list[Result] = []
     async with (
         httpx.AsyncClient(timeout=120, trust_env=False) as client,
-        LocalCluster(roles="E:1,PD:1") as one,
-        LocalCluster(roles="E:2,PD:1") as two,
+        LocalCluster(roles="E:1,PD:1") as one_encoder,
+        LocalCluster(roles="E:2,PD:1") as two_encoders,
     ):
         systems = {
             "monolith": monolith(),
-            "1 encoder": over_rest(client, one.url),
-            "2 encoders": over_rest(client, two.url),
+            "1 encoder": over_rest(client, one_encoder.url),
+            "2 encoders": over_rest(client, two_encoders.url),
         }
         for name, ask in systems.items():
             await measure(name, ask, Case(2, 2, 8), seed=0)
@@ -200,16 +200,16 @@ def report(results: list[Result]) -> list[dict[str, Any]]:
     for (images, concurrency, _), group in groups.items():
         base = groups[images, concurrency, "monolith"]
         ttft, rate = (
-            statistics.median(getattr(one, name) for one in group) for name in ("ttft_p50_ms", "requests_per_s")
+            statistics.median(getattr(result, name) for result in group) for name in ("ttft_p50_ms", "requests_per_s")
         )
         base_ttft, base_rate = (
-            statistics.median(getattr(one, name) for one in base) for name in ("ttft_p50_ms", "requests_per_s")
+            statistics.median(getattr(result, name) for result in base) for name in ("ttft_p50_ms", "requests_per_s")
         )
         rows.append(
             {
                 **asdict(group[0]),
                 "ttft_p50_ms": round(ttft, 2),
-                "ttft_p99_ms": round(statistics.median(one.ttft_p99_ms for one in group), 2),
+                "ttft_p99_ms": round(statistics.median(result.ttft_p99_ms for result in group), 2),
                 "requests_per_s": round(rate, 2),
                 "ttft_ratio": round(ttft / base_ttft, 2),
                 "rate_ratio": round(rate / base_rate, 2),

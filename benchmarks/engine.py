@@ -284,7 +284,7 @@ def run(
                         print(f"  {model}: {what}: {worker.name} {found[what, worker.name][-1]}", file=sys.stderr)
     rows: list[dict[str, Any]] = []
     for (what, system), figures in found.items():
-        medians = {name: statistics.median(one[name] for one in figures) for name in figures[0]}
+        medians = {name: statistics.median(of_round[name] for of_round in figures) for name in figures[0]}
         rows.append({"model": model, "case": what, "system": system, **{k: round(v, 4) for k, v in medians.items()}})
     ours, vllm = ({row["case"]: row for row in rows if row["system"] == system} for system in ("ours", "vllm"))
     for row in rows:

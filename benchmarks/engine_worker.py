@@ -162,8 +162,8 @@ def _rates(requests: list[Request], began_s: float, began_cpu_s: float) -> dict[
 
 def first_token(system: System, prompt: list[int], others: list[Request]) -> dict[str, float]:
     """Time to first token of a prompt while the others decode, and the longest gap between their tokens meanwhile."""
-    for number, (one, answer) in enumerate(others):
-        system.add(f"other{number}", one, answer)
+    for number, (other_prompt, answer) in enumerate(others):
+        system.add(f"other{number}", other_prompt, answer)
     decoding: set[str] = set()
     while len(decoding) < len(others):
         decoding.update(name for name, _ in system.step())

@@ -281,8 +281,8 @@ async def run_round(known: Known, model: str, settings: Settings, round_: int, e
             break
         async with running(known.path, MODEL_ID, PLACEMENTS[placement]) as live:
             for images in (0, 1, 4):
-                one = Planned(0.0, 8, (MODELS[model].size,) * images, 8)
-                await live.send([one] * 4, f"warm {images}")
+                planned = Planned(0.0, 8, (MODELS[model].size,) * images, 8)
+                await live.send([planned] * 4, f"warm {images}")
             cells = [cell for cell in settings.cells(model) if cell.placement == placement]
             for cell in cells:
                 if monotonic() <= ends_s:
@@ -357,7 +357,7 @@ def figures_of(settings: Settings, found: Sequence[tuple[Known, Sequence[Ran]]])
         name: {
             "drift": {part.value: profile.measured.drift for part, profile in known.costs.items()},
             "capacity": known.rates,
-            "objectives": {mix: asdict(one) for mix, one in known.objectives.items()},
+            "objectives": {mix: asdict(objectives) for mix, objectives in known.objectives.items()},
             "host": toml(known.host),
             "calibration": asdict(known.calibration),
         }

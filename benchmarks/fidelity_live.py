@@ -81,7 +81,7 @@ class Live:
         self._started = {name: psutil.Process(pid) for name, pid in cluster.processes.items()}
 
     async def send(self, requests: Sequence[Planned], seed: str) -> list[Record]:
-        """All of these, when they are due, in the order in which they end. Images and texts depend on the seed alone."""
+        """Send all of these, when they are due, and return records in the order in which they end. Images and texts depend on the seed alone."""
         records: list[Record] = []
         endpoint = Endpoint(self._cluster.url, timeout_s=PATIENCE_S)
         await load.run(endpoint, requests, self._style, random.Random(seed), records.append)
@@ -91,7 +91,7 @@ class Live:
         """So many at a time, after a pause in which the ones before have ended. Raises RuntimeError."""
         [alone] = await self.send(requests[:1], f"{seed} alone")
         gap_s = (1 + together / 4) * max(0.05, alone.end_s)
-        planned = [replace(one, arrival_s=gap_s * (number // together)) for number, one in enumerate(requests)]
+        planned = [replace(request, arrival_s=gap_s * (number // together)) for number, request in enumerate(requests)]
         return answered(await self.send(planned, seed))
 
     async def capacity(self, requests: Sequence[Planned], seed: str, callers: int) -> float:

@@ -55,7 +55,7 @@ class Figures:
             classes |= {kind: [record for record in good if record.planned.kind == kind] for kind in kinds}
         return cls(
             len(records) - len(good),
-            {name: _class(some) for name, some in classes.items()},
+            {name: _class(answered) for name, answered in classes.items()},
             sum(objectives.met(record) for record in records) / len(records),
         )
 
@@ -95,9 +95,9 @@ class Result:
     stages_s: Mapping[str, tuple[float, float]]
     """Means over the requests, measured and predicted."""
     cores: tuple[float, float]
-    """That the cluster and its client took, measured and predicted."""
+    """Cores that the cluster and its client took, measured and predicted."""
     foreign_cores: float
-    """That others took meanwhile."""
+    """Cores that other processes took meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,8 +188,8 @@ def orders(found: Sequence[Error]) -> list[Order]:
             at.setdefault((cell.model, cell.mix, cell.share, error.figure), {})[cell.placement] = error
     made: list[Order] = []
     for place, placements in at.items():
-        for one, other in combinations(placements, 2):
-            better, worse = sorted((one, other), key=lambda name: placements[name].measured)
+        for placement, other in combinations(placements, 2):
+            better, worse = sorted((placement, other), key=lambda name: placements[name].measured)
             measured = placements[worse].measured / placements[better].measured
             if measured > 1 + APART:
                 predicted = placements[worse].predicted / placements[better].predicted
@@ -311,11 +311,11 @@ def document(results: Sequence[Result]) -> dict[str, Any]:
         "drifts": drifts(results),
         "summary": [
             {"cells": name, **row}
-            for name, some in (
+            for name, group in (
                 ("all", results),
                 ("undisturbed", [result for result in results if result.foreign_cores < UNDISTURBED]),
             )
-            for row in summary(errors(some), goodputs(some), orders(errors(some)))
+            for row in summary(errors(group), goodputs(group), orders(errors(group)))
         ],
     }
 
@@ -325,10 +325,10 @@ def summary(found: Sequence[Error], rates: Sequence[Goodput], order: Sequence[Or
     rows: list[dict[str, Any]] = []
     for model in dict.fromkeys(error.cell.model for error in found):
         for figure in dict.fromkeys(error.figure for error in found):
-            some = [error for error in found if (error.cell.model, error.figure) == (model, figure) and error.judged]
-            if some:
-                sizes = sorted(abs(error.error) for error in some)
-                rows.append(_row(model, figure, sum(error.within_aim for error in some), sizes))
+            judged = [error for error in found if (error.cell.model, error.figure) == (model, figure) and error.judged]
+            if judged:
+                sizes = sorted(abs(error.error) for error in judged)
+                rows.append(_row(model, figure, sum(error.within_aim for error in judged), sizes))
         some_rates = [rate for rate in rates if rate.model == model]
         if some_rates:
             sizes = sorted(abs(rate.error) for rate in some_rates)

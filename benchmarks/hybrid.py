@@ -133,8 +133,8 @@ async def alone(url: str) -> tuple[list[float], float]:
     tpot: list[float] = []
     for images in range(_MOST_IMAGES + 1):
         taken = [(await sent(url, [_planned(images)], 1000 + 10 * images + number))[0] for number in range(3)]
-        ttft.append(statistics.median(one.ttft_s or 0.0 for one in taken))
-        tpot += [one.tpot_s or 0.0 for one in taken]
+        ttft.append(statistics.median(record.ttft_s or 0.0 for record in taken))
+        tpot += [record.tpot_s or 0.0 for record in taken]
     return ttft, statistics.median(tpot)
 
 
@@ -149,16 +149,17 @@ def planned(rate: float, number: int, seed: int) -> list[Planned]:
 
 
 def row(system: str, rate: float, records: Sequence[Record], ttft: Sequence[float], tpot_s: float) -> Row:
-    answered = [one for one in records if one.ok and one.ttft_s is not None]
+    answered = [record for record in records if record.ok and record.ttft_s is not None]
 
     def first(*, images: bool, percent: float) -> float:
-        times = [one.ttft_s or 0.0 for one in answered if bool(one.planned.images) is images]
+        times = [record.ttft_s or 0.0 for record in answered if bool(record.planned.images) is images]
         return round(percentile(times, percent), 3) if times else 0.0
 
-    tokens = [one.tpot_s or 0.0 for one in answered]
+    tokens = [record.tpot_s or 0.0 for record in answered]
     within = sum(
-        (one.ttft_s or 0.0) <= _WITHIN * ttft[len(one.planned.images)] and (one.tpot_s or 0.0) <= _WITHIN * tpot_s
-        for one in answered
+        (record.ttft_s or 0.0) <= _WITHIN * ttft[len(record.planned.images)]
+        and (record.tpot_s or 0.0) <= _WITHIN * tpot_s
+        for record in answered
     )
     return Row(
         system,
@@ -191,11 +192,14 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
             for url in urls.values():
                 await sent(url, [_planned(images) for images in (0, 1, _MOST_IMAGES)] * 2, 1)
             ttft, tpot_s = await alone(urls[APART])
-            print(f"{APART}, without load: TTFT {[round(one, 3) for one in ttft]} s, TPOT {tpot_s:.4f} s", flush=True)
+            print(
+                f"{APART}, without load: TTFT {[round(median_s, 3) for median_s in ttft]} s, TPOT {tpot_s:.4f} s",
+                flush=True,
+            )
             await _rounds(options, urls, records)
     rows = [row(system, rate, found, ttft, tpot_s) for (system, rate), found in records.items()]
     _show(rows)
-    return {"unloaded": {"ttft_s": ttft, "tpot_s": tpot_s}, "rows": [asdict(one) for one in rows]}
+    return {"unloaded": {"ttft_s": ttft, "tpot_s": tpot_s}, "rows": [asdict(figures) for figures in rows]}
 
 
 async def _rounds(
@@ -214,10 +218,10 @@ def _show(rows: Sequence[Row]) -> None:
     print(
         f"{'':>26} {'rate':>5} {'text P50':>9} {'P90':>6} {'images P50':>11} {'P90':>6} {'TPOT P50':>9} {'P90':>7} {'in time':>8} failed"
     )
-    for one in sorted(rows, key=lambda row: row.rate):
+    for row in sorted(rows, key=lambda row: row.rate):
         print(
-            f"{one.system:>26} {one.rate:>5} {one.text_ttft_p50:>9.2f} {one.text_ttft_p90:>6.2f} {one.image_ttft_p50:>11.2f} "
-            f"{one.image_ttft_p90:>6.2f} {1e3 * one.tpot_p50:>7.0f}ms {1e3 * one.tpot_p90:>5.0f}ms {one.attainment:>8.0%} {one.failed}"
+            f"{row.system:>26} {row.rate:>5} {row.text_ttft_p50:>9.2f} {row.text_ttft_p90:>6.2f} {row.image_ttft_p50:>11.2f} "
+            f"{row.image_ttft_p90:>6.2f} {1e3 * row.tpot_p50:>7.0f}ms {1e3 * row.tpot_p90:>5.0f}ms {row.attainment:>8.0%} {row.failed}"
         )
 
 

@@ -281,19 +281,19 @@ async def run(settings: Settings, systems: Sequence[str], own: Path, *, quick: b
 def report(samples: Sequence[Sample]) -> list[dict[str, Any]]:
     """One row per system and way: medians and quartiles over the rounds, of times and of ratios within a round."""
     groups: dict[tuple[str, str], list[Sample]] = {}
-    for one in samples:
-        groups.setdefault((one.system, one.how), []).append(one)
+    for sample in samples:
+        groups.setdefault((sample.system, sample.how), []).append(sample)
     base = next(group for (system, _), group in groups.items() if system == MEMCPY)
     rows: list[dict[str, Any]] = []
     for (system, how), group in groups.items():
-        ratios = [one.took_s / its.took_s for one, its in zip(group, base, strict=True)]
+        ratios = [sample.took_s / its.took_s for sample, its in zip(group, base, strict=True)]
         low, _, high = statistics.quantiles(ratios, n=4)
         rows.append(
             {
                 "system": system,
                 "how": how,
-                "ms": round(1e3 * statistics.median(one.took_s for one in group), 1),
-                "cpu_ms": round(1e3 * statistics.median(one.cpu_s for one in group), 1),
+                "ms": round(1e3 * statistics.median(sample.took_s for sample in group), 1),
+                "cpu_ms": round(1e3 * statistics.median(sample.cpu_s for sample in group), 1),
                 "x_memcpy": round(statistics.median(ratios), 2),
                 "x_memcpy_quartiles": (round(low, 2), round(high, 2)),
             }
@@ -334,7 +334,7 @@ def main() -> None:
         steps = replace(steps, rounds=options.rounds)
     if options.models:
         chosen = options.models.split(";")
-        steps = replace(steps, models=tuple(one for one in steps.models if one.name in chosen))
+        steps = replace(steps, models=tuple(model for model in steps.models if model.name in chosen))
     parts = options.parts.split(",")
     on = {**machine.describe(), "load_average_before": f"{os.getloadavg()[0]:.1f}"}
     said = {**asdict(settings), "kind": asdict(settings.kind) | {"dtype": settings.kind.dtype.value}}
@@ -352,8 +352,8 @@ def main() -> None:
 
 def copied(settings: Settings, systems: str | None, *, quick: bool) -> list[dict[str, Any]]:
     """The rows of the first part, printed."""
-    chosen = systems.split(",") if systems else [one for one in available_backends() if one != MEMORY]
-    chosen.sort(key=lambda one: one == NIXL)  # threads left by its agents would count against the others
+    chosen = systems.split(",") if systems else [system for system in available_backends() if system != MEMORY]
+    chosen.sort(key=lambda system: system == NIXL)  # threads left by its agents would count against the others
     with identity.certificate() as own:
         rows = report(uvloop.run(run(settings, chosen, own, quick=quick)))
     show(rows)

@@ -38,7 +38,7 @@ _LEASE_S = 60.0
 class Model:
     name: str
     prompts: tuple[int, ...]
-    """Their tokens."""
+    """Tokens of each prompt."""
     shape: random_qwen.Shape | None = None
     """None for the demo model."""
 
@@ -114,14 +114,14 @@ async def _of_model(path: Path, model: Model, settings: StepSettings) -> dict[tu
     async with AsyncExitStack() as stack:
         wanted = [Options(path, "P", budget, settings.transport) for budget in budgets.values()]
         wanted.append(Options(path, "D", WHOLE_PROMPT, settings.transport))
-        *started, reader = await asyncio.gather(*(stack.enter_async_context(timed(one)) for one in wanted))
+        *started, reader = await asyncio.gather(*(stack.enter_async_context(timed(options)) for options in wanted))
         senders = dict(zip(budgets, started, strict=True))
         for number in range(settings.rounds + 1):
             for tokens in model.prompts:
                 for how, sender in senders.items():
-                    one = await _kv_transferred(sender, reader, requests(tokens))
+                    times = await _kv_transferred(sender, reader, requests(tokens))
                     if number > 0:  # the first round connects, and warms up
-                        taken[tokens, how].append(one)
+                        taken[tokens, how].append(times)
     return taken
 
 
@@ -139,56 +139,57 @@ def _requests(settings: StepSettings) -> Callable[[int], TextRequest]:
 async def _kv_transferred(sender: Timed, reader: Timed, request: TextRequest) -> Times:
     await sender.happened()
     await reader.happened()
-    first = [one async for one in _events(sender, replace(request, transfers_kv=True))]
+    first = [event async for event in _events(sender, replace(request, transfers_kv=True))]
     kv_transferred_s, kv_transferred = first[-1]
     assert isinstance(kv_transferred, KvTransferred), kv_transferred
-    token_ids = tuple(token for _, one in first if isinstance(one, TokenChunk) for token in one.token_ids)
+    token_ids = tuple(token for _, event in first if isinstance(event, TokenChunk) for token in event.token_ids)
     segments = tuple(
-        replace(one.placement, ticket=one.placement.ticket.at(sender.address)) for one in kv_transferred.segments
+        replace(segment.placement, ticket=segment.placement.ticket.at(sender.address))
+        for segment in kv_transferred.segments
     )
     goes_on = replace(request, continued=(ContinuedChoice(0, token_ids),), kv_segments=segments)
-    second = [one async for one in _events(reader, goes_on)]
-    await sender.stub.release([one.router_lease for one in kv_transferred.segments])
-    token_s = next(at_s for at_s, one in second if isinstance(one, TokenChunk))
+    second = [event async for event in _events(reader, goes_on)]
+    await sender.stub.release([segment.router_lease for segment in kv_transferred.segments])
+    token_s = next(at_s for at_s, event in second if isinstance(event, TokenChunk))
     return times_of(await sender.happened(), await reader.happened(), kv_transferred_s, token_s)
 
 
 async def _events(instance: Timed, request: TextRequest) -> AsyncGenerator[tuple[float, TextEvent]]:
-    """Each with when it came."""
+    """Events, each with when it came."""
     async with aclosing(instance.stub.generate(request)) as stream:
         async for events in stream:
             now_s = monotonic()
-            for one in events:
-                yield now_s, one
+            for event in events:
+                yield now_s, event
 
 
 def times_of(sent: Sequence[Happened], taken: Sequence[Happened], kv_transferred_s: float, token_s: float) -> Times:
     """From what happened at both instances, and from when the caller had the tickets, and the token after the first."""
-    prompt = [one for one in sent if one.what == STEP]
-    sealed = [one for one in sent if one.what == "sealed"]
-    pulled = [one for one in taken if one.what == "pulled"]
-    steps = [one for one in taken if one.what == STEP and one.count]
-    if sum(one.count for one in sealed) != sum(one.count for one in pulled) or not pulled:
+    prompt = [event for event in sent if event.what == STEP]
+    sealed = [event for event in sent if event.what == "sealed"]
+    pulled = [event for event in taken if event.what == "pulled"]
+    steps = [event for event in taken if event.what == STEP and event.count]
+    if sum(event.count for event in sealed) != sum(event.count for event in pulled) or not pulled:
         raise RuntimeError(f"not all keys and values were transferred: {sent}, {taken}")
     began_s, end_s = prompt[0].began_s, prompt[-1].ended_s
     return Times(
         chunks=len(prompt),
         segments=len(sealed),
-        nbytes=sum(one.count for one in sealed),
-        early_nbytes=sum(one.count for one in sealed if one.ended_s < end_s),
+        nbytes=sum(event.count for event in sealed),
+        early_nbytes=sum(event.count for event in sealed if event.ended_s < end_s),
         prefill_s=end_s - began_s,
         sealed_s=sealed[-1].ended_s - end_s,
         kv_transferred_s=kv_transferred_s - end_s,
         arrived_s=pulled[-1].ended_s - end_s,
         decode_s=steps[0].began_s - end_s,
         token_s=token_s - end_s,
-        step_s=statistics.median(one.ended_s - one.began_s for one in steps[1:]),
+        step_s=statistics.median(step.ended_s - step.began_s for step in steps[1:]),
     )
 
 
 def _row(model: str, tokens: int, how: str, taken: Sequence[Times]) -> dict[str, Any]:
     """Medians over the rounds."""
-    one = taken[0]
+    first = taken[0]
 
     def ms(name: str) -> float:
         values: list[float] = [getattr(times, f"{name}_s") for times in taken]
@@ -198,9 +199,9 @@ def _row(model: str, tokens: int, how: str, taken: Sequence[Times]) -> dict[str,
         "model": model,
         "prompt_tokens": tokens,
         "how": how,
-        "chunks": one.chunks,
-        "segments": one.segments,
-        "mib": round(one.nbytes / 2**20, 1),
+        "chunks": first.chunks,
+        "segments": first.segments,
+        "mib": round(first.nbytes / 2**20, 1),
         "sealed_early": round(statistics.median(times.early_nbytes / times.nbytes for times in taken), 3),
         **{f"{name}_ms": ms(name) for name in _TIMES},
     }

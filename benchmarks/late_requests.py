@@ -149,7 +149,7 @@ def objective_s(images: int) -> float:
 
 
 def planned(load: float, settings: Settings, seed: int) -> list[Served]:
-    """Those before the ones that count first. Times count from the first of all."""
+    """All requests, with those that do not count first. Times count from the first of all."""
     rng = random.Random(seed)
     at_s, found = 0.0, list[Served]()
     while len(found) < settings.warm:
@@ -198,8 +198,8 @@ def _run(case: Case, settings: Settings) -> list[Served]:
         async with running(world) as cluster:
             began_s = cluster.clock()
             async with asyncio.TaskGroup() as group:
-                for number, one in enumerate(served):
-                    group.create_task(_client(cluster, number, one, began_s))
+                for number, asked in enumerate(served):
+                    group.create_task(_client(cluster, number, asked, began_s))
             await cluster.check_nothing_is_held()
 
     virtual_time.run(main(), seed=case.seed, limit_s=7200)
@@ -260,9 +260,9 @@ def row(case: Case, runs: Sequence[Sequence[Served]]) -> Row:
 def measure(settings: Settings, jobs: int) -> dict[str, Any]:
     rows: list[Row] = []
     cases = list(product(settings.systems, settings.loads, settings.orders))
-    each = [Case(*case, seed) for case in cases for seed in range(settings.seeds)]
+    seeded_cases = [Case(*case, seed) for case in cases for seed in range(settings.seeds)]
     with ProcessPoolExecutor(jobs) as pool:
-        results = pool.map(run, each, [settings] * len(each))
+        results = pool.map(run, seeded_cases, [settings] * len(seeded_cases))
         for case in cases:
             rows.append(row(Case(*case, 0), [next(results) for _ in range(settings.seeds)]))
             _show(rows[-1])

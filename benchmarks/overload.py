@@ -82,7 +82,7 @@ class Settings:
     deadlines_s: tuple[tuple[float, float], ...] = ((3.0, 5.0),)
     """Least and most of each series of loads."""
     come_back: bool = False
-    """Who is refused waits its Retry-After and tries once more."""
+    """Whether a refused client waits its Retry-After and tries once more."""
     busy: tuple[int, ...] = (0, 4, 8)
     """Other processes that take the cores; one series of loads for each."""
 
@@ -259,22 +259,22 @@ class Again:
 
     @classmethod
     def of(cls, sent: Sequence[Sent]) -> Self:
-        again = [one for one in sent if one.first is not None]
-        admitted = [one for one in again if one.status and not one.answer.refused]
-        told_s = [one.first.retry_after_s for one in again if one.first is not None]
+        again = [request for request in sent if request.first is not None]
+        admitted = [request for request in again if request.status and not request.answer.refused]
+        told_s = [request.first.retry_after_s for request in again if request.first is not None]
         return cls(
             len(again),
             len(admitted),
-            sum(one.in_time for one in again),
+            sum(request.in_time for request in again),
             _unread(again),
             _unread(admitted),
             median(told_s) if told_s else 0.0,
-            sum(one.first is None and one.answer.refused for one in sent) - len(again),
+            sum(request.first is None and request.answer.refused for request in sent) - len(again),
         )
 
 
 def _unread(again: Sequence[Sent]) -> int:
-    return sum(one.first is not None and one.first.unread for one in again)
+    return sum(request.first is not None and request.first.unread for request in again)
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,10 +321,10 @@ class Row:
     ) -> Self:
         """The load with its answers and refusals lasted ``lasted_s``."""
         seconds = settings.seconds_of(load)
-        good = [one for one in sent if one.in_time]
-        refused = [1000 * one.took_s for one in sent if one.answer.refused]
+        good = [request for request in sent if request.in_time]
+        refused = [1000 * request.took_s for request in sent if request.answer.refused]
         unread = [1000 * request.took_s for request in sent if request.answer.unread]
-        took = [1000 * one.took_s for one in good]
+        took = [1000 * request.took_s for request in good]
         overdue = [request for request in sent if request.status and request.took_s > request.deadline_s]
         overdue_ms = [1000 * (request.took_s - request.deadline_s) for request in overdue]
         return cls(
@@ -332,7 +332,7 @@ class Row:
             round(rate, 2),
             len(sent),
             len(good),
-            round(sum(one.ended_s <= seconds for one in good) / seconds, 3),
+            round(sum(request.ended_s <= seconds for request in good) / seconds, 3),
             len(refused),
             round(median(refused), 2) if refused else 0.0,
             round(percentile(refused, 99), 2) if refused else 0.0,
@@ -340,15 +340,15 @@ class Row:
             round(percentile(unread, 99), 2) if unread else 0.0,
             len(sent) - len(good) - len(refused),
             seen.begun,
-            seen.encoded - sum(one.images for one in sent if one.status == httpx.codes.OK),
-            sum(not one.status for one in sent),
+            seen.encoded - sum(request.images for request in sent if request.status == httpx.codes.OK),
+            sum(not request.status for request in sent),
             len(overdue),
             sum(request.status == httpx.codes.OK for request in overdue),
             round(percentile(overdue_ms, 99), 1) if overdue else 0.0,
-            {str(status): number for status, number in sorted(Counter(one.status for one in sent).items())},
+            {str(status): number for status, number in sorted(Counter(request.status for request in sent).items())},
             round(percentile(took, 50), 1) if took else 0.0,
             round(percentile(took, 99), 1) if took else 0.0,
-            round(1000 * percentile([one.sent_late_s for one in sent], 99), 2),
+            round(1000 * percentile([request.sent_late_s for request in sent], 99), 2),
             {name: round(spent_s / lasted_s, 2) for name, spent_s in seen.cpu_s.items()},
             Again.of(sent) if settings.come_back else None,
         )
@@ -525,10 +525,10 @@ def _kept(rows: Sequence[Row], note: Callable[[str], None]) -> dict[str, Any]:
 def _line(row: Row) -> str:
     cores = " ".join(f"{name} {share:.2f}" for name, share in row.cores.items() if share >= 0.01)
     again = ""
-    if (one := row.again) is not None and one.tries:
+    if (retried := row.again) is not None and retried.tries:
         again = (
-            f"; of {one.tries} that waited their Retry-After (P50 {one.retry_after_p50_s:.0f} s) {one.admitted / one.tries:.1%} admitted and "
-            f"{one.answered_in_time / one.tries:.1%} in time; of {one.unread} refused unread {one.unread_admitted} admitted"
+            f"; of {retried.tries} that waited their Retry-After (P50 {retried.retry_after_p50_s:.0f} s) {retried.admitted / retried.tries:.1%} admitted and "
+            f"{retried.answered_in_time / retried.tries:.1%} in time; of {retried.unread} refused unread {retried.unread_admitted} admitted"
         )
     return (
         f"  {row.load:g} times: {row.sent} sent, {row.goodput:.1f}/s in time (P50 {row.answer_p50_ms:.0f} ms, P99 {row.answer_p99_ms:.0f}), "
@@ -569,7 +569,7 @@ def main() -> None:
     )
     if arguments.quick:
         settings = QUICK
-    deadlines_s = [tuple(map(float, one.split("-"))) for one in arguments.deadlines.split(",")]
+    deadlines_s = [tuple(map(float, pair.split("-"))) for pair in arguments.deadlines.split(",")]
     settings = replace(
         settings,
         deadlines_s=tuple((least, most) for least, most in deadlines_s),

@@ -99,7 +99,7 @@ class Passes:
             self._add(CONTEXT_TOKENS, rows * CONTEXT_TOKENS // STEP_TOKENS + WARM_STEPS + steps + 2)
         decoding: set[str] = set()
         while len(decoding) < rows:
-            decoding.update(one.request_id for one in self._engine.step())
+            decoding.update(output.request_id for output in self._engine.step())
         for _ in range(WARM_STEPS):
             self._engine.step()
         took: list[float] = []
@@ -161,7 +161,7 @@ def main() -> None:
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-    write_figures(given.json, {"machine": on, "settings": asdict(settings), "rows": [asdict(one) for one in rows]})
+    write_figures(given.json, {"machine": on, "settings": asdict(settings), "rows": [asdict(row) for row in rows]})
 
 
 if __name__ == "__main__":

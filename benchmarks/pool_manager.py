@@ -93,7 +93,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Gathering:
-    """Everybody at once. Times in seconds, from the loss of the connections, or from when the new manager listens."""
+    """The return of all members and watchers at once. Times in seconds, from the loss of the connections, or from when the new manager listens."""
 
     what: str
     registered_p50_s: float
@@ -184,8 +184,8 @@ class Watcher:
         now_s, before = time.perf_counter(), len(self.seen)
         if delta.full:
             self.seen.clear()
-        for one in delta.removed:
-            self.removed += self.seen.pop(one.address, None) is not None
+        for removed in delta.removed:
+            self.removed += self.seen.pop(removed.address, None) is not None
         for member in delta.members:
             self.seen[member.address] = member.state
             self.changed_s[member.address, member.state] = now_s
@@ -212,8 +212,8 @@ class Site:
         """Every member is registered, and every watcher knows all of them. Raises TimeoutError, which says who is missing."""
         end_s = time.perf_counter() + _START_S
         while True:
-            absent = sum(not one.registered_s for one in self.members)
-            behind = sum(len(one.seen) != len(self.members) for one in self.watchers)
+            absent = sum(not member.registered_s for member in self.members)
+            behind = sum(len(watcher.seen) != len(self.members) for watcher in self.watchers)
             if not absent and not behind:
                 return
             if time.perf_counter() > end_s:
@@ -224,7 +224,8 @@ class Site:
         """Heartbeats handled on the current streams, and suspected members."""
         told = await self._stub.Status(pool_manager_pb2.StatusRequest(), timeout=30.0, wait_for_ready=True)
         members = [member for pool in told.pools for member in pool.members]
-        return sum(stage.pending for one in members for stage in one.load.stages), sum(one.suspected for one in members)
+        pending = sum(stage.pending for member in members for stage in member.load.stages)
+        return pending, sum(member.suspected for member in members)
 
     def cpu_s(self) -> float:
         assert self.process is not None
@@ -257,17 +258,17 @@ def managing(site: Site, cores: Sequence[int]) -> Iterator[None]:
 
 
 def connected(everyone: Sequence[Member | Watcher]) -> TaskScope:
-    """They connect now, and lose their connections together at the end of the context."""
+    """Connect all now; they lose their connections together at the end of the context."""
     scope = TaskScope("connected")
-    for one in everyone:
-        scope.spawn(one.run(), name="one")
+    for client in everyone:
+        scope.spawn(client.run(), name="client")
     return scope
 
 
 async def beat(members: Sequence[Member], rate: float, until_s: float) -> None:
     """Heartbeats at a fixed rate, each member's at its own times; a member that is late skips none."""
 
-    async def one(member: Member, first_s: float) -> None:
+    async def beat_one(member: Member, first_s: float) -> None:
         due_s = first_s
         while due_s < until_s:
             await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
@@ -280,7 +281,7 @@ async def beat(members: Sequence[Member], rate: float, until_s: float) -> None:
     now_s = time.perf_counter()
     async with asyncio.TaskGroup() as group:
         for number, member in enumerate(members):
-            group.create_task(one(member, now_s + interval_s * number / len(members)))
+            group.create_task(beat_one(member, now_s + interval_s * number / len(members)))
 
 
 async def change(site: Site, per_s: float, until_s: float) -> list[tuple[str, int, float]]:
@@ -304,7 +305,7 @@ async def at_rate(site: Site, settings: Settings, rate: int) -> Rate:
     for watcher in site.watchers:
         watcher.changed_s.clear()
     handled_before, _ = await site.status()
-    sent_before = sum(one.sent for one in site.members)
+    sent_before = sum(member.sent for member in site.members)
     own, began_cpu_s = psutil.Process(), site.cpu_s()
     own_cpu_s = sum(own.cpu_times()[:2])
     began_s = time.perf_counter()
@@ -313,7 +314,7 @@ async def at_rate(site: Site, settings: Settings, rate: int) -> Rate:
         change(site, settings.changes_per_s, until_s), beat(site.members, rate - settings.changes_per_s, until_s)
     )
     seconds = time.perf_counter() - began_s
-    sent = sum(one.sent for one in site.members) - sent_before
+    sent = sum(member.sent for member in site.members) - sent_before
     cpu_s, own_cpu_s = site.cpu_s() - began_cpu_s, sum(own.cpu_times()[:2]) - own_cpu_s
     handled, suspected = await site.status()
     await asyncio.sleep(2.0)
@@ -346,13 +347,13 @@ async def gather(site: Site, what: str, lost_s: float) -> Gathering:
     for watcher in site.watchers:
         watcher.removed = 0
     await site.until_all_are_there()
-    registered = [one.registered_s - lost_s for one in site.members]
+    registered = [member.registered_s - lost_s for member in site.members]
     return Gathering(
         what,
         statistics.median(registered),
         max(registered),
-        max(max(one.all_s for one in site.watchers) - lost_s, *registered),
-        sum(one.removed for one in site.watchers),
+        max(max(watcher.all_s for watcher in site.watchers) - lost_s, *registered),
+        sum(watcher.removed for watcher in site.watchers),
     )
 
 
@@ -401,8 +402,8 @@ async def measure(settings: Settings) -> dict[str, Any]:
                 await until_it_listens(site.port)
                 gatherings.append(await gather(site, "all reconnect to a restarted manager", time.perf_counter()))
         await site.close()
-    for one in gatherings:
-        _print_gathering(one)
+    for gathering in gatherings:
+        _print_gathering(gathering)
     return {
         "machine": machine.describe(),
         "settings": asdict(settings),
@@ -413,9 +414,9 @@ async def measure(settings: Settings) -> dict[str, Any]:
 
 
 def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind((HOST, 0))
-        return int(one.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind((HOST, 0))
+        return int(listener.getsockname()[1])
 
 
 def _print_rate(row: Rate) -> None:

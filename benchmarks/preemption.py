@@ -151,12 +151,12 @@ def answered(engine: TransformersTextEngine, requests: Sequence[EngineRequest]) 
     """CPU seconds and answers. The second half of the requests comes when an eighth of all tokens is there."""
     answers: Answers = {}
     began_s = time.process_time()
-    for one in requests[: REQUESTS // 2]:
-        engine.add(one)
+    for request in requests[: REQUESTS // 2]:
+        engine.add(request)
     while sum(map(len, answers.values())) < REQUESTS * ANSWER_TOKENS // 8:
         step(engine, answers)
-    for one in requests[REQUESTS // 2 :]:
-        engine.add(one)
+    for request in requests[REQUESTS // 2 :]:
+        engine.add(request)
     while engine.has_work:
         step(engine, answers)
     return time.process_time() - began_s, answers
@@ -178,11 +178,11 @@ def main() -> None:
     for model in models:
         with tempfile.TemporaryDirectory() as directory:
             prompts = Prompts(make(model, Path(directory)))
-            for one in lengths(model, Path(directory), prompts, 3 * rounds):
-                by_length.append(one)
+            for length in lengths(model, Path(directory), prompts, 3 * rounds):
+                by_length.append(length)
                 print(
-                    f"{one.model:12} {one.layout:10} {one.tokens:5} tokens, {one.nbytes / 2**20:6.2f} MiB: copied in "
-                    f"{one.copied_ms:7.3f} ms, computed in {one.computed_ms:8.2f}: {one.computed_ms / one.copied_ms:5.0f} times"
+                    f"{length.model:12} {length.layout:10} {length.tokens:5} tokens, {length.nbytes / 2**20:6.2f} MiB: copied in "
+                    f"{length.copied_ms:7.3f} ms, computed in {length.computed_ms:8.2f}: {length.computed_ms / length.copied_ms:5.0f} times"
                 )
             for many in pressure(model, Path(directory), prompts, rounds):
                 under_pressure.append(many)
@@ -192,7 +192,10 @@ def main() -> None:
                     f"{many.copied_s:.2f} s, recomputed {many.recomputed_s:.2f}: {many.copied_s / many.recomputed_s:.2f}"
                 )
     told = {"machine": said, "requests": REQUESTS, "answer_tokens": ANSWER_TOKENS, "rounds": rounds}
-    told |= {"lengths": [asdict(one) for one in by_length], "pressure": [asdict(one) for one in under_pressure]}
+    told |= {
+        "lengths": [asdict(length) for length in by_length],
+        "pressure": [asdict(figures) for figures in under_pressure],
+    }
     write_figures(args.json, told)
 
 

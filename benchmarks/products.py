@@ -95,7 +95,7 @@ def measured(shape: tuple[int, int], threads: WorkerThreads) -> list[Measured]:
         formerly = fastest({by: time_s for by, time_s in by_kind.items() if by is not By.ONEDNN})
         hidden = torch.randn(rows, shape[1])
         times_ms = _times_ms([partial(_compute, products, hidden) for products in kinds])
-        plain_ms, onednn_ms, packed_ms, compiled_ms = (round(one / count, 4) for one in times_ms)
+        plain_ms, onednn_ms, packed_ms, compiled_ms = (round(time_ms / count, 4) for time_ms in times_ms)
         found.append(Measured(*shape, rows, plain_ms, onednn_ms, packed_ms, compiled_ms, now.value, formerly.value))
     return found
 
@@ -123,14 +123,14 @@ def attention(shape: tuple[int, int, int, int, int], *, causal: bool) -> Attenti
     mask = torch.full((rows, positions), -torch.inf).triu_(positions - rows + 1) if causal else None
 
     def by_torch() -> None:
-        k, v = (one[:, None].expand(-1, group, -1, -1) for one in (keys, values))
+        k, v = (tensor[:, None].expand(-1, group, -1, -1) for tensor in (keys, values))
         scaled_dot_product_attention(query, k, v, attn_mask=mask)
 
     def by_products() -> None:
         product_attention(query, keys, values, scaling=size**-0.5, is_causal=causal)
 
     heads = np.random.default_rng(0).standard_normal((rows, (group + 2) * kv_heads, size), np.float32)
-    memory = [np.ascontiguousarray(one.transpose(0, 1).numpy()) for one in (keys, values)]
+    memory = [np.ascontiguousarray(tensor.transpose(0, 1).numpy()) for tensor in (keys, values)]
     attended, slots = np.empty((rows, group * kv_heads, size), np.float32), np.arange(positions)
     units = kv_heads * -(-rows // rows_per_block(group, positions))
 
@@ -138,7 +138,7 @@ def attention(shape: tuple[int, int, int, int, int], *, causal: bool) -> Attenti
         attend_prompt(heads, memory[0], memory[1], slots, 0, np.float32(size**-0.5), 0, units, attended)
 
     times_ms = _times_ms([by_torch, by_products, *([compiled] if causal else [])])
-    torch_ms, products_ms, *compiled_ms = (round(one, 4) for one in times_ms)
+    torch_ms, products_ms, *compiled_ms = (round(time_ms, 4) for time_ms in times_ms)
     return Attention(*shape, causal, torch_ms, products_ms, compiled_ms[0] if compiled_ms else None)
 
 
@@ -146,8 +146,8 @@ def _times_ms(calls: Sequence[Callable[[], None]]) -> list[float]:
     """Of each the fastest of several samples, which take turns."""
     began_s, samples = time.perf_counter(), list[list[float]]()
     while len(samples) < _LEAST or time.perf_counter() - began_s < _LONGEST_S:
-        samples.append([_time_s(one) for one in calls])
-    return [1e3 * min(one) for one in zip(*samples, strict=True)]
+        samples.append([_time_s(call) for call in calls])
+    return [1e3 * min(times_s) for times_s in zip(*samples, strict=True)]
 
 
 def _time_s(call: Callable[[], None]) -> float:
@@ -177,11 +177,11 @@ def main() -> None:
     threads = WorkerThreads(arguments.threads)
     products: list[Measured] = []
     for shape in SHAPES[:1] if arguments.quick else SHAPES:
-        for one in measured(shape, threads):
-            products.append(one)
+        for product in measured(shape, threads):
+            products.append(product)
             print(
-                f"{one.outputs:>6}x{one.inputs:<5} {one.rows:>5} {one.plain_ms:>8.3f}ms {one.onednn_ms:>8.3f}ms {one.packed_ms:>8.3f}ms {one.compiled_ms:>8.3f}ms"
-                f"  {one.chosen:<9} {one.to_before:.2f}",
+                f"{product.outputs:>6}x{product.inputs:<5} {product.rows:>5} {product.plain_ms:>8.3f}ms {product.onednn_ms:>8.3f}ms {product.packed_ms:>8.3f}ms {product.compiled_ms:>8.3f}ms"
+                f"  {product.chosen:<9} {product.to_before:.2f}",
                 flush=True,
             )
     attentions: list[Attention] = []
@@ -203,8 +203,8 @@ def main() -> None:
         {
             "machine": described,
             "threads": arguments.threads,
-            "products": [asdict(one) for one in products],
-            "attention": [asdict(one) for one in attentions],
+            "products": [asdict(product) for product in products],
+            "attention": [asdict(figures) for figures in attentions],
         },
     )
 

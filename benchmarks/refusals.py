@@ -179,9 +179,9 @@ async def running(tree: Path) -> AsyncIterator[System]:
     """Gateway and router of a working tree."""
     with contextlib.ExitStack() as ports:
         sockets = [ports.enter_context(socket.socket()) for _ in range(2)]
-        for one in sockets:
-            one.bind((HOST, 0))
-        port, router_port = (one.getsockname()[1] for one in sockets)
+        for listener in sockets:
+            listener.bind((HOST, 0))
+        port, router_port = (listener.getsockname()[1] for listener in sockets)
     # The script is this tree's, all that it imports is the other one's.
     router = (str(HERE / "benchmarks" / "refusing_router.py"), str(os.getpid()), str(router_port))
     gateway = ("-c", _GATEWAY, "--port", str(port), "--router", f"{HOST}:{router_port}")
@@ -243,8 +243,8 @@ async def refusals(system: System, kind: Kind, settings: Settings, bodies: Bodie
                 group.create_task(ask(left.pop()))
                 await asyncio.sleep(rng.expovariate(settings.rate))
         spent = {name: spent[name] + now_s - before[name] for name, now_s in system.cpu_s().items()}
-    each = {name: 1e6 * cpu_s / settings.requests for name, cpu_s in spent.items()}
-    return Round(each["gateway"], each["router"], shed / settings.requests)
+    cpu_us = {name: 1e6 * cpu_s / settings.requests for name, cpu_s in spent.items()}
+    return Round(cpu_us["gateway"], cpu_us["router"], shed / settings.requests)
 
 
 async def measure(settings: Settings, before: Path | None) -> dict[str, Any]:
@@ -281,11 +281,11 @@ def _cost(name: str, kind: Kind, nbytes: int, own: Sequence[Round], base: Sequen
         name,
         kind.name,
         nbytes,
-        statistics.median(one.gateway_us for one in own),
-        statistics.median(one.router_us for one in own),
-        statistics.mean(one.shed for one in own),
-        quartiles([one.gateway_us / other.gateway_us for one, other in pairs]),
-        None if kind.shed else quartiles([one.router_us / other.router_us for one, other in pairs]),
+        statistics.median(round_.gateway_us for round_ in own),
+        statistics.median(round_.router_us for round_ in own),
+        statistics.mean(round_.shed for round_ in own),
+        quartiles([round_.gateway_us / other.gateway_us for round_, other in pairs]),
+        None if kind.shed else quartiles([round_.router_us / other.router_us for round_, other in pairs]),
     )
 
 

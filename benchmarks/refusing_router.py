@@ -46,7 +46,7 @@ class Idle:
             await asyncio.sleep(1)
 
     async def close(self) -> None:
-        """There is no connection."""
+        """Do nothing: no connection is open."""
 
 
 class Refusing(RouterService):

@@ -76,8 +76,8 @@ class FixedLengthEngine(FakeTextEngine):
 
     def add(self, request: EngineRequest) -> None:
         super().add(request)
-        for one in self._waiting[request.request_id]:
-            one.length = one.limit
+        for sequence in self._waiting[request.request_id]:
+            sequence.length = sequence.limit
 
     def accepts(self, tokens: int, tensors: Sequence[TensorSpec]) -> bool:
         return tuple(tensors) == _tensors(tokens)
@@ -153,8 +153,8 @@ class Relay(router_pb2_grpc.RouterServicer):
             model=request.model,
             token_ids=[FAKE_PLACEHOLDER_ID] * IMAGE_TOKENS * len(media) + [_WORD] * PROMPT_TOKENS,
             placements=[
-                text_pb2.Placement(item=item, start=item * IMAGE_TOKENS, ticket=one.ticket)
-                for item, one in enumerate(encoded)
+                text_pb2.Placement(item=item, start=item * IMAGE_TOKENS, ticket=embedding.ticket)
+                for item, embedding in enumerate(encoded)
             ],
             sampling=request.sampling,
         )
@@ -171,7 +171,7 @@ class Relay(router_pb2_grpc.RouterServicer):
             if passed_on.events:
                 yield passed_on
         for number, encoder in enumerate(self._encoders):
-            leases = [one.router_lease for one in encoded[number :: len(self._encoders)]]
+            leases = [embedding.router_lease for embedding in encoded[number :: len(self._encoders)]]
             if leases:
                 await encoder.Release(encoder_pb2.ReleaseRequest(lease_ids=leases), timeout=_TIMEOUT_S)
 
@@ -278,8 +278,8 @@ async def serve_collector(port: int) -> None:
 
 def _server(port: int, *servicers: Any, tls: TlsIdentity | None = None) -> RpcServer:
     def register(server: grpc.aio.Server) -> None:
-        for one in servicers:
-            one.register(server)
+        for servicer in servicers:
+            servicer.register(server)
 
     return RpcServer(host=HOST, port=port, service_names=(), register=register, tls=tls)
 

@@ -82,14 +82,14 @@ def _function(code: CodeType) -> _Function:
     if code.co_name == "<module>" or not path.startswith(_COUNTED) or path.startswith(_LEFT_OUT):
         return _Function(counts=False, begins_at=0, displays={})
     displays, begins_at = {}, None
-    for one in dis.get_instructions(code):
-        name = f"{path.removeprefix(f'{_ROOT}/')}: {code.co_qualname} +{one.offset}"
-        if one.opname == "RESUME" and begins_at is None:
-            begins_at = one.offset
-        elif one.opname in ("BUILD_CONST_KEY_MAP", "BUILD_MAP") and (one.arg or 0) >= _DICT_KEYS:
-            displays[one.offset] = f"dict of {name}"
-        elif one.opname == "BUILD_TUPLE" and (one.arg or 0) >= _TUPLE_VALUES:
-            displays[one.offset] = f"tuple of {name}"
+    for instruction in dis.get_instructions(code):
+        name = f"{path.removeprefix(f'{_ROOT}/')}: {code.co_qualname} +{instruction.offset}"
+        if instruction.opname == "RESUME" and begins_at is None:
+            begins_at = instruction.offset
+        elif instruction.opname in ("BUILD_CONST_KEY_MAP", "BUILD_MAP") and (instruction.arg or 0) >= _DICT_KEYS:
+            displays[instruction.offset] = f"dict of {name}"
+        elif instruction.opname == "BUILD_TUPLE" and (instruction.arg or 0) >= _TUPLE_VALUES:
+            displays[instruction.offset] = f"tuple of {name}"
     return _Function(counts=True, begins_at=begins_at or 0, displays=displays)
 
 
@@ -140,18 +140,18 @@ class Tally:
         self.records[f"message {message.DESCRIPTOR.full_name}"] += 1
         for field, value in message.ListFields():
             if field.message_type is not None:
-                for one in (value,) if isinstance(value, Message) else value:
-                    if isinstance(one, Message):
-                        self.message(one)
+                for nested in (value,) if isinstance(value, Message) else value:
+                    if isinstance(nested, Message):
+                        self.message(nested)
 
     def _made(self, value: object) -> None:
         kind = type(value)
         module = f"{kind.__module__}."
         if isinstance(value, BaseModel):
             for part in vars(value).values():
-                for one in part if isinstance(part, list | tuple) else (part,):
-                    if isinstance(one, BaseModel):
-                        self._made(one)
+                for element in part if isinstance(part, list | tuple) else (part,):
+                    if isinstance(element, BaseModel):
+                        self._made(element)
         if module.startswith(_MODULES) and not module.startswith(_MODULES_LEFT_OUT) and id(value) not in self._seen:
             self._seen[id(value)] = value
             self.records[f"{kind.__module__}.{kind.__qualname__}"] += 1
@@ -161,9 +161,9 @@ class Tally:
         made, kinds = Counter[str](), Counter[str]()
         for name, number in self.records.items():
             group = _GROUPS.get(name.partition(" ")[0], "objects")
-            for one in (group, "records"):
-                made[one] += number
-                kinds[one] += 1
+            for key in (group, "records"):
+                made[key] += number
+                kinds[key] += 1
         records = {
             name: number
             for group in ("objects", "messages", "displays", "records")

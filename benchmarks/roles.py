@@ -96,7 +96,7 @@ class Load:
     """Objectives in seconds; with engines that compute, in multiples of what a request takes alone."""
     rates: tuple[float, ...]
     placements: tuple[str, ...]
-    """Those compared: of each separation the numbers that the stages' times per request suggest."""
+    """Placements to compare: of each separation the numbers that the stages' times per request suggest."""
     image: Size | None = IMAGE
 
     @property
@@ -223,10 +223,10 @@ async def alone(url: str, wanted: Load) -> tuple[float, float]:
     for _ in range(_ALONE):
         records += await sent(url, [wanted.mix.request(0.0, rng)], rng, _LONG_PATIENCE_S)
     del records[0]
-    ttft_s = [one.ttft_s for one in records if one.ttft_s is not None]
-    tpot_s = [one.tpot_s for one in records if one.tpot_s is not None]
+    ttft_s = [record.ttft_s for record in records if record.ttft_s is not None]
+    tpot_s = [record.tpot_s for record in records if record.tpot_s is not None]
     if len(ttft_s) < len(records):
-        raise RuntimeError(f"requests fail without load: {[one.error for one in records]}")
+        raise RuntimeError(f"requests fail without load: {[record.error for record in records]}")
     return statistics.median(ttft_s), statistics.median(tpot_s)
 
 
@@ -237,12 +237,14 @@ class Comparison:
         self._settings = settings
         self._model = model
         self._note = note
-        self.objectives = {name: Objectives(one.ttft, one.tpot) for name, one in settings.wanted.items()}
+        self.objectives = {name: Objectives(wanted.ttft, wanted.tpot) for name, wanted in settings.wanted.items()}
         self._are_measured = settings.engine == DELAY
 
     async def run(self) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []
-        chosen = {name: self._settings.placements or one.placements for name, one in self._settings.wanted.items()}
+        chosen = {
+            name: self._settings.placements or wanted.placements for name, wanted in self._settings.wanted.items()
+        }
         for placement in PLACEMENTS:
             if names := [name for name, placements in chosen.items() if placement.name in placements]:
                 rows += await self._of(placement, names)
@@ -263,7 +265,7 @@ class Comparison:
                         "roles": placement.roles,
                         "load": name,
                         "goodput": goodput(reports, ATTAINMENT),
-                        "rates": [one.document() for one in reports],
+                        "rates": [report.document() for report in reports],
                     }
                 )
         return rows
@@ -285,10 +287,10 @@ class Comparison:
         while missed - met > 1:
             number = (met + missed) // 2
             records = await at_rate(url, wanted, rates[number], self._settings)
-            one = summarize(records, objectives, rates[number])
-            reports.append(one)
-            self._note(_line(placement, name, one))
-            if goodput([one], ATTAINMENT):
+            report = summarize(records, objectives, rates[number])
+            reports.append(report)
+            self._note(_line(placement, name, report))
+            if goodput([report], ATTAINMENT):
                 met = number
             else:
                 missed = number
@@ -312,7 +314,7 @@ async def run(settings: Settings, note: Callable[[str], None]) -> tuple[list[dic
     with tempfile.TemporaryDirectory(prefix="triptych-") as folder:
         comparison = Comparison(settings, Model.written(settings.engine, Path(folder)), note)
         rows = await comparison.run()
-        return rows, {name: asdict(one) for name, one in comparison.objectives.items()}
+        return rows, {name: asdict(objectives) for name, objectives in comparison.objectives.items()}
 
 
 def verdict(rows: Sequence[dict[str, Any]]) -> str:
@@ -370,8 +372,8 @@ def main() -> None:
     said = {
         "settings": asdict(settings),
         "engine": of_engine,
-        "placements": [asdict(one) for one in PLACEMENTS],
-        "loads": {name: asdict(one) for name, one in settings.wanted.items()},
+        "placements": [asdict(placement) for placement in PLACEMENTS],
+        "loads": {name: asdict(wanted) for name, wanted in settings.wanted.items()},
         "objectives": objectives,
     }
     write_figures(arguments.json, {"machine": described, **said, "rows": rows})

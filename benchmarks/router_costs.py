@@ -139,8 +139,8 @@ async def running(settings: Settings) -> AsyncGenerator[Running]:
                 stack.push_async_callback(client.close)
                 ask[f"{variant.name}/{system}"] = client
             pids |= {f"{variant.name}/{ROUTER}": {ROUTER: pid[ROUTER]}, f"{variant.name}/{GATEWAY}": pid}
-        for name, one in ask.items():
-            await until_it_answers(name, one)
+        for name, asking in ask.items():
+            await until_it_answers(name, asking)
         yield Running(ask, pids)
 
 
@@ -161,7 +161,7 @@ async def costs(on: Running, settings: Settings, system: str, images: int) -> li
     }
     found = []
     for name, own in per_request.items():
-        ratios = sorted(one / base for one, base in zip(own, per_request[BASE.name], strict=True))
+        ratios = sorted(seconds / base for seconds, base in zip(own, per_request[BASE.name], strict=True))
         found.append(
             Cost(
                 name,

@@ -281,16 +281,16 @@ def measure(settings: Settings, before: Path | None, *, predicted: bool = False)
     rows: list[Cost] = []
     for place, reports in enumerate(settings.reports):
         for name in trees:
-            pairs = [one[place] for one in rounds[name]]
-            base = [one[place] for one in rounds[first]] if len(trees) > 1 else []
+            pairs = [medians[place] for medians in rounds[name]]
+            base = [medians[place] for medians in rounds[first]] if len(trees) > 1 else []
             rows.append(
                 Cost(
                     name,
                     reports,
                     statistics.median(request for request, _ in pairs),
                     statistics.median(reports_us for _, reports_us in pairs),
-                    quartiles([one[0] / other[0] for one, other in zip(pairs, base, strict=bool(base))]),
-                    quartiles([sum(one) / sum(other) for one, other in zip(pairs, base, strict=bool(base))]),
+                    quartiles([own[0] / other[0] for own, other in zip(pairs, base, strict=bool(base))]),
+                    quartiles([sum(own) / sum(other) for own, other in zip(pairs, base, strict=bool(base))]),
                 )
             )
             _show(rows[-1])

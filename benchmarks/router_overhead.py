@@ -319,8 +319,8 @@ async def running(settings: Settings, stream_interval_s: float) -> AsyncGenerato
         ask: dict[str, Ask] = dict(zip((DIRECT, *SYSTEMS), clients, strict=True))
         pid = {name: process.pid for name, process in processes.items()}
         try:
-            for name, one in ask.items():
-                await until_it_answers(name, one)
+            for name, client in ask.items():
+                await until_it_answers(name, client)
             yield Running(
                 ask,
                 {
@@ -369,9 +369,9 @@ async def until_it_answers(name: str, ask: Ask) -> None:
 def free_ports(number: int) -> list[int]:
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
-        for one in sockets:
-            one.bind((HOST, 0))
-        return [one.getsockname()[1] for one in sockets]
+        for listener in sockets:
+            listener.bind((HOST, 0))
+        return [listener.getsockname()[1] for listener in sockets]
 
 
 async def first_tokens(on: Running, settings: Settings, images: int, interval_s: float) -> list[FirstToken]:

@@ -173,20 +173,20 @@ def run(case: Case, traces: Path, requests: int) -> Run:
     world = _world(case, requests)
     mixed = Mixed.sampled(traces, requests, case.seed)
     asks = mixed.asks(case.rate_per_s, timeout_s=_TIMEOUT_S if case.rate_per_s else _CAPACITY_TIMEOUT_S)
-    of_images = [sum(map(model.tokens, one.images)) for one in mixed.requests if one.images]
+    of_images = [sum(map(model.tokens, request.images)) for request in mixed.requests if request.images]
     median = statistics.median(of_images)
-    served = [_served(ask, one, case, median) for ask, one in zip(asks, mixed.requests, strict=True)]
+    served = [_served(ask, request, case, median) for ask, request in zip(asks, mixed.requests, strict=True)]
     if step.short_first:
-        for one in served:
-            one.ask = replace(one.ask, request=replace(one.ask.request, priority=0 if one.short else 1))
+        for request in served:
+            request.ask = replace(request.ask, request=replace(request.ask.request, priority=0 if request.short else 1))
 
     async def main() -> None:
         async with running(world) as cluster:
             front = await _front(cluster, step)
             async with asyncio.TaskGroup() as group:
                 began_s = asyncio.get_running_loop().time()
-                for one in served:
-                    group.create_task(_client(front, one, began_s))
+                for request in served:
+                    group.create_task(_client(front, request, began_s))
             await cluster.check_nothing_is_held()
 
     with router_cpu() as spent:
@@ -238,7 +238,7 @@ class _Front:
 
     @contextmanager
     def chosen(self) -> Iterator[ports.Router]:
-        number = min(self.open, key=lambda one: self.open[one])
+        number = min(self.open, key=lambda index: self.open[index])
         self.open[number] += 1
         try:
             yield self.routers[number]
@@ -297,29 +297,31 @@ def router_cpu() -> Iterator[_Spent]:
         return handling
 
     owners: tuple[Any, ...] = (ClusterMachine, RequestMachine)
-    before = [one.handle for one in owners]
-    for one in owners:
-        one.handle = timed(one.handle)
+    before = [owner.handle for owner in owners]
+    for owner in owners:
+        owner.handle = timed(owner.handle)
     try:
         yield spent
     finally:
-        for one, handle in zip(owners, before, strict=True):
-            one.handle = handle
+        for owner, handle in zip(owners, before, strict=True):
+            owner.handle = handle
 
 
 def _summarized(case: Case, served: Sequence[Served], router_us: float) -> Run:
     counted = served[round(_WARM_SHARE * len(served)) :]
     result = Run(case, router_us=router_us, asked=len(counted))
-    for one in counted:
-        if one.error or one.ttft_s is None:
+    for request in counted:
+        if request.error or request.ttft_s is None:
             result.failed += 1
             continue
-        kinds = {ALL: True, SHORT: one.short, LONG: not one.short, BRIEF: one.brief}
+        kinds = {ALL: True, SHORT: request.short, LONG: not request.short, BRIEF: request.brief}
         for kind in filter(kinds.__getitem__, kinds):
-            result.ttft_s[kind].append(one.ttft_s)
-        result.met += one.ttft_s <= one.slo_s
-    all_begun_s = max((one.ask.at_s + one.ttft_s for one in served if one.ttft_s is not None), default=0.0)
-    ended = sum(all_begun_s / 4 < one.ended_s <= all_begun_s for one in served if not one.error)
+            result.ttft_s[kind].append(request.ttft_s)
+        result.met += request.ttft_s <= request.slo_s
+    all_begun_s = max(
+        (request.ask.at_s + request.ttft_s for request in served if request.ttft_s is not None), default=0.0
+    )
+    ended = sum(all_begun_s / 4 < request.ended_s <= all_begun_s for request in served if not request.error)
     result.per_s = ended / (0.75 * all_begun_s)
     result.goodput_per_s = result.per_s * result.met / result.asked
     return result
@@ -372,7 +374,7 @@ def measure(settings: Settings, traces: Path, jobs: int) -> dict[str, Any]:
             capacities[model] = {}
             for split in settings.splits:
                 at_once = list(pool.map(one_run, [Case(model, BASELINE, split, seed, 0.0, None) for seed in seeds]))
-                capacities[model][str(split)] = capacity = Range.of([one.per_s for one in at_once])
+                capacities[model][str(split)] = capacity = Range.of([result.per_s for result in at_once])
                 print(
                     f"{model}: capacity of {split} {capacity.middle:.1f} requests/s"
                     f" ({capacity.least:.1f} to {capacity.most:.1f})",
@@ -409,19 +411,19 @@ def _row(runs: Sequence[Run]) -> Row:
         str(sum(case.split)) if STEPS[case.step].monolith else str(case.split),
         case.load,
         case.rate_per_s,
-        {kind: Range.of([1e3 * statistics.fmean(one.ttft_s[kind]) for one in runs]) for kind in KINDS},
-        {kind: Range.of([1e3 * percentile(one.ttft_s[kind], 99) for one in runs]) for kind in KINDS},
-        Range.of([one.met / one.asked for one in runs]),
-        Range.of([one.per_s for one in runs]),
-        Range.of([one.goodput_per_s for one in runs]),
-        sum(one.failed for one in runs),
-        Range.of([one.router_us for one in runs]),
+        {kind: Range.of([1e3 * statistics.fmean(run.ttft_s[kind]) for run in runs]) for kind in KINDS},
+        {kind: Range.of([1e3 * percentile(run.ttft_s[kind], 99) for run in runs]) for kind in KINDS},
+        Range.of([run.met / run.asked for run in runs]),
+        Range.of([run.per_s for run in runs]),
+        Range.of([run.goodput_per_s for run in runs]),
+        sum(run.failed for run in runs),
+        Range.of([run.router_us for run in runs]),
     )
 
 
 def _shown(row: Row) -> Row:
-    def of(one: Range) -> str:
-        return f"{one.middle:6.0f} ({one.least:.0f}-{one.most:.0f})"
+    def of(spread: Range) -> str:
+        return f"{spread.middle:6.0f} ({spread.least:.0f}-{spread.most:.0f})"
 
     print(
         f"{row.model:<15} {row.load:4.0%}  {row.step:<16} {row.split:<4} TTFT"
@@ -474,7 +476,7 @@ def main() -> None:
             given.seeds,
             tuple(map(float, given.loads.split(","))),
             tuple(given.models.split(",")),
-            tuple(one.strip() for one in given.steps.split(";")),
+            tuple(step.strip() for step in given.steps.split(";")),
             given.splits,
         )
     if len(set(map(sum, settings.splits))) != 1:

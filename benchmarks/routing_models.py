@@ -49,7 +49,7 @@ _CONTEXT = 65_536
 _MODEL = replace(FAKE_MODEL, context_length=_CONTEXT)
 _DIGEST = "0" * 64
 _SEQUENCES = 64
-"""That a text instance computes together."""
+"""Sequences that a text instance computes together."""
 _PREPARE_CORES = 8
 _ENCODE_PASS_S = 0.005
 _TPOT_FACTOR = 5.0
@@ -146,8 +146,8 @@ class Model:
 
 
 MODELS: Mapping[str, Model] = {
-    one.name: one
-    for one in (
+    model.name: model
+    for model in (
         Model(
             "decoder-only",
             FakeFamily(patch_px=28, max_tokens_per_item=_CONTEXT, context_length=_CONTEXT),
@@ -182,7 +182,7 @@ class Mixed:
     """A workload: the requests of a trace with a synthetic stream of text-only ones over it, by arrival."""
 
     requests: tuple[Planned, ...]
-    """They arrive within ``len(requests)`` seconds: one per second on average."""
+    """Requests that arrive within ``len(requests)`` seconds: one per second on average."""
 
     @classmethod
     def sampled(cls, directory: Path, count: int, seed: int) -> "Mixed":  # frozen
@@ -190,14 +190,17 @@ class Mixed:
         rng = random.Random(f"{seed}/requests")
         texts = round(_TEXT_SHARE * count)
         span = traces.Span(_FROM_S, _MARGIN * count / _TRACE_PER_S)
-        of_trace = [one for one in traces.load(directory, span, None, rng).requests if one.images][: count - texts]
+        requests = traces.load(directory, span, None, rng).requests
+        of_trace = [request for request in requests if request.images][: count - texts]
         if len(of_trace) < count - texts:
             raise WorkloadError(f"{directory.name} has {len(of_trace)} requests with images from {_FROM_S:g} s on")
-        with_images = [replace(one, images=one.images[:_MOST_IMAGES]) for one in _stretched(of_trace, count)]
+        with_images = [
+            replace(request, images=request.images[:_MOST_IMAGES]) for request in _stretched(of_trace, count)
+        ]
         at_s = 0.0
         overlay = [_text_only(at_s := at_s + rng.expovariate(1.0), rng) for _ in range(texts)]
         both = [*with_images, *_stretched(overlay, count)]
-        return cls(tuple(sorted(both, key=lambda one: one.arrival_s)))
+        return cls(tuple(sorted(both, key=lambda request: request.arrival_s)))
 
     def asks(self, rate_per_s: float | None, *, timeout_s: float) -> list[Ask]:
         """At this rate; None: all at once."""
@@ -209,13 +212,13 @@ class Mixed:
 
 def _stretched(requests: list[Planned], duration_s: float) -> list[Planned]:
     factor = duration_s / requests[-1].arrival_s
-    return [replace(one, arrival_s=factor * one.arrival_s) for one in requests]
+    return [replace(request, arrival_s=factor * request.arrival_s) for request in requests]
 
 
 _FROM_S = 36_000.0
 """The tenth hour of the trace, which is as busy as the day gets."""
 _TRACE_PER_S, _MARGIN = 12.0, 1.5
-"""Its rate then, and how much longer is sampled than that many requests should take."""
+"""The trace's rate then, and how much longer is sampled than that many requests should take."""
 _TEXT_SHARE = 1 / 3
 """Of the requests. In ModServe's trace text-only requests peak at 170 a minute, those with images at 450."""
 _MOST_IMAGES = 16

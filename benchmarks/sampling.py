@@ -63,13 +63,17 @@ class Rows:
 
     def sample(self, logits: torch.Tensor, sequences: Sequence[EngineSequence]) -> list[Sampled | Exception]:
         sampled: list[Sampled | Exception] = []
-        for row, one in zip(logits.numpy(), sequences, strict=True):
-            if one.sequence_id not in self._samplers:
-                prompt = one.token_ids[: one.prompt_tokens]
-                self._samplers[one.sequence_id] = Sampler(
-                    one.sampling, prompt=prompt, eos_ids=one.end_ids, choice=one.choice, grammar=one.grammar
+        for row, sequence in zip(logits.numpy(), sequences, strict=True):
+            if sequence.sequence_id not in self._samplers:
+                prompt = sequence.token_ids[: sequence.prompt_tokens]
+                self._samplers[sequence.sequence_id] = Sampler(
+                    sequence.sampling,
+                    prompt=prompt,
+                    eos_ids=sequence.end_ids,
+                    choice=sequence.choice,
+                    grammar=sequence.grammar,
                 )
-            sampled.append(Sampled(*self._samplers[one.sequence_id].choose(row, one.answer, one.length)))
+            sampled.append(Sampled(*self._samplers[sequence.sequence_id].choose(row, sequence.answer, sequence.length)))
         return sampled
 
 
@@ -92,7 +96,7 @@ def measure(model: str, steps: int) -> Iterator[Figures]:
                 engine.add(EngineRequest(f"{case}/{row}", prompt, (), sampling))
             while engine.prefill_queue_position is not None:
                 engine.step()
-            yield Figures(model, case, *(1e3 * statistics.median(some) for some in _times(engine, steps)))
+            yield Figures(model, case, *(1e3 * statistics.median(times_s) for times_s in _times(engine, steps)))
             for row in range(ROWS):
                 engine.cancel(f"{case}/{row}")
 
@@ -143,12 +147,12 @@ def main() -> None:
     print(said)
     figures = []
     for model in models:
-        for one in measure(model, steps):
+        for measured in measure(model, steps):
             print(
-                f"{one.model:20} {one.case:22} step {one.batch_step_ms:7.2f} ms, by rows {one.rows_step_ms:7.2f}: "
-                f"{one.batch_step_ms / one.rows_step_ms:.2f}; sampling {one.batch_ms:7.2f}, by rows {one.rows_ms:7.2f}"
+                f"{measured.model:20} {measured.case:22} step {measured.batch_step_ms:7.2f} ms, by rows {measured.rows_step_ms:7.2f}: "
+                f"{measured.batch_step_ms / measured.rows_step_ms:.2f}; sampling {measured.batch_ms:7.2f}, by rows {measured.rows_ms:7.2f}"
             )
-            figures.append(asdict(one))
+            figures.append(asdict(measured))
     write_figures(args.json, {"machine": said, "rows": ROWS, "steps": steps, "figures": figures})
 
 

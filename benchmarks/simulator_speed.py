@@ -87,7 +87,7 @@ class Cost:
 
 
 def deployment(encoders: int, texts: int) -> Deployment:
-    """That many of both, with memory for what the load needs."""
+    """A deployment of that many of both, with memory for what the load needs."""
     part = {role: InstanceKind("device", 1, dict([PROFILES[role]]), 4, 8e9, LINK, LINK) for role in PROFILES}
     text = TextSettings(
         model=Path("model"),

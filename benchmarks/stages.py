@@ -153,7 +153,7 @@ async def in_turns(settings: TextSettings) -> AsyncGenerator[tuple[TextService, 
 
 @asynccontextmanager
 async def side_by_side(settings: TextSettings) -> AsyncGenerator[tuple[TextService, EncoderService[Any]]]:
-    """Both services over one thread, each with its own loop."""
+    """Run both services over one thread, each with its own loop."""
     encoder_settings = EncoderSettings(
         model=settings.model, model_id=settings.model_id, transfers=TransferOptions(("shm",))
     )
@@ -254,17 +254,17 @@ def report(results: dict[str, list[Seen]], tpot_slo_s: float) -> list[dict[str, 
     """All rounds of a system together, except the times of answers: medians over rounds."""
     rows: list[dict[str, Any]] = []
     for system, rounds in results.items():
-        gaps_s = [gap for one in rounds for gap in one.gaps_s]
+        gaps_s = [gap for seen in rounds for gap in seen.gaps_s]
         rows.append(
             {
                 "system": system,
-                "tpot_mean_ms": round(1e3 * statistics.median(statistics.fmean(one.gaps_s) for one in rounds), 2),
+                "tpot_mean_ms": round(1e3 * statistics.median(statistics.fmean(seen.gaps_s) for seen in rounds), 2),
                 "gap_p50_ms": round(1e3 * statistics.median(gaps_s), 2),
                 "gap_p99_ms": round(1e3 * percentile(gaps_s, 99), 2),
                 "gap_max_ms": round(1e3 * max(gaps_s), 2),
                 "gaps_within_objective": round(sum(gap <= tpot_slo_s for gap in gaps_s) / len(gaps_s), 4),
-                "first_token_p50_ms": round(1e3 * statistics.median([t for one in rounds for t in one.first_s]), 2),
-                "images_per_s": round(statistics.median(one.images / one.took_s for one in rounds), 2),
+                "first_token_p50_ms": round(1e3 * statistics.median([t for seen in rounds for t in seen.first_s]), 2),
+                "images_per_s": round(statistics.median(seen.images / seen.took_s for seen in rounds), 2),
             }
         )
     return rows

@@ -125,7 +125,7 @@ class Engine:
         outputs: list[EngineOutput] = []
         while self._engine.has_work:
             outputs += self._engine.step()
-        assert all(one.error is None for one in outputs)
+        assert all(output.error is None for output in outputs)
 
 
 def measured(model: str, budgets: Sequence[int], rounds: int, threads: int) -> Iterator[Row]:
@@ -148,7 +148,7 @@ def measured(model: str, budgets: Sequence[int], rounds: int, threads: int) -> I
         largest = rows[len(budgets) - 1]
         for engine, all_times in zip(engines, rows, strict=True):
             ratios = [
-                Times(*(one / other for one, other in zip(own, base, strict=True)))
+                Times(*(value / other for value, other in zip(own, base, strict=True)))
                 for own, base in zip(all_times, largest, strict=True)
             ]
             yield Row(
@@ -156,8 +156,8 @@ def measured(model: str, budgets: Sequence[int], rounds: int, threads: int) -> I
                 prompt,
                 engine.budget,
                 engine.is_measured,
-                Times(*(statistics.median(one) for one in zip(*all_times, strict=True))),
-                {name: quartiles(getattr(one, name) for one in ratios) for name in Times._fields},
+                Times(*(statistics.median(values) for values in zip(*all_times, strict=True))),
+                {name: quartiles(getattr(ratio, name) for ratio in ratios) for name in Times._fields},
             )
 
 

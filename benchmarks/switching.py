@@ -315,10 +315,10 @@ async def _watch_processes(manager: PoolManagerStub, begun_s: float, switched: l
     while True:
         with suppress(TriptychError):
             for pool in (await manager.status()).pools:
-                for one in pool.members:
-                    if pool.role is None or not one.open:
+                for member in pool.members:
+                    if pool.role is None or not member.open:
                         continue
-                    name, role = one.registration.instance_id, Role.of(one.open)
+                    name, role = member.registration.instance_id, Role.of(member.open)
                     if role is not before.get(name, pool.role):
                         switched.append((round(asyncio.get_running_loop().time() - begun_s, 1), role.value))
                     before[name] = role
@@ -350,7 +350,7 @@ class Sleeper:
 
 async def measured_processes(load: Load, row: str, seed: int, logs: Path | None) -> tuple[Row, dict[str, Any]]:
     """The row, and how busy the machine was; the processes' logs go to ``logs``. Raises AssertionError if a request failed."""
-    roles = ",".join(f"{role.value}:{sum(one is role for one in _roles(row))}" for role in (Role.E, Role.P, Role.D))
+    roles = ",".join(f"{role.value}:{sum(held is role for held in _roles(row))}" for role in (Role.E, Role.P, Role.D))
     records: list[Record] = []
     switched: list[tuple[float, str]] = []
     with tempfile.TemporaryDirectory(prefix="triptych-") as folder:
@@ -383,16 +383,16 @@ async def measured_processes(load: Load, row: str, seed: int, logs: Path | None)
             cores = (_cpu_s(cluster) - used_s) / took_s
             await manager.close()
     times: list[Times] = []
-    for one in records:
-        wanted = one.planned.output_tokens
-        if not one.ok or one.ttft_s is None or one.tokens != wanted:
-            raise AssertionError(f"{one.tokens} of {wanted} tokens, {one.error!r}")
-        times.append((one.end_s, one.ttft_s, one.tpot_s or 0.0))
+    for record in records:
+        wanted = record.planned.output_tokens
+        if not record.ok or record.ttft_s is None or record.tokens != wanted:
+            raise AssertionError(f"{record.tokens} of {wanted} tokens, {record.error!r}")
+        times.append((record.end_s, record.ttft_s, record.tpot_s or 0.0))
     busy = {
         "row": row,
         "cores_used": round(cores, 2),
         "load_average": round(os.getloadavg()[1], 1),
-        "sent_late_p99_s": round(percentile([one.sent_late_s for one in records], 99), 3),
+        "sent_late_p99_s": round(percentile([record.sent_late_s for record in records], 99), 3),
         "sleep_late_mean_s": round(fmean(sleeper.late_s), 4),
         "sleep_late_p99_s": round(percentile(sleeper.late_s, 99), 4),
     }
@@ -402,7 +402,7 @@ async def measured_processes(load: Load, row: str, seed: int, logs: Path | None)
 def _cpu_s(cluster: LocalCluster) -> float:
     """Of all processes of the cluster, and of this one, which has the clients."""
     spent = [psutil.Process(pid).cpu_times() for pid in (*cluster.processes.values(), os.getpid())]
-    return fsum(one.user + one.system for one in spent)
+    return fsum(times.user + times.system for times in spent)
 
 
 def _roles(row: str) -> tuple[Role, ...]:
@@ -450,9 +450,9 @@ def main() -> None:
     quick = QUICK_PROCESSES if arguments.processes else QUICK
     settings = replace(quick if arguments.quick else Settings(), seed=arguments.seed)
     if arguments.processes:
-        settings = replace(settings, loads=tuple(one for one in settings.loads if one.counts))
+        settings = replace(settings, loads=tuple(load for load in settings.loads if load.counts))
     if arguments.loads:
-        settings = replace(settings, loads=tuple(one for one in LOADS if one.name in arguments.loads.split(";")))
+        settings = replace(settings, loads=tuple(load for load in LOADS if load.name in arguments.loads.split(";")))
     described = machine.describe()
     print(f"{described['cpu']}, {described['cores']} cores; {COSTS}; {', '.join(SLO)}; {SwitchLimits()}", flush=True)
     rows: list[Row] = []
@@ -483,9 +483,9 @@ def of_processes(settings: Settings, virtual: Sequence[Row], logs: Path | None) 
     print("real processes:")
     show(real)
     compared = differences(virtual, real)
-    for one in compared:
+    for comparison in compared:
         print(
-            f"{one['row']:>20}: latency {one['latency']:+.1%}, TTFT {one['ttft']:+.1%}, TPOT {one['tpot']:+.1%} against virtual time"
+            f"{comparison['row']:>20}: latency {comparison['latency']:+.1%}, TTFT {comparison['ttft']:+.1%}, TPOT {comparison['tpot']:+.1%} against virtual time"
         )
     return {"processes": [asdict(row) for row in real], "differences": compared, "busy": busy}
 

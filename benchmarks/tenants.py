@@ -145,7 +145,7 @@ async def _send(
     rng, began_s = Random(f"{settings.seed}/{name}"), time.perf_counter()
     found: list[_Reply] = []
 
-    async def one(at_s: float, number: int) -> None:
+    async def sent(at_s: float, number: int) -> None:
         asked = await _ask(client, key, f"{number} {text}", workload.answer_tokens, settings.timeout_s)
         found.append(_Reply(at_s, *asked))
 
@@ -153,7 +153,7 @@ async def _send(
         at_s, number = rng.expovariate(per_s), 0
         while at_s < settings.seconds:
             await asyncio.sleep(began_s + at_s - time.perf_counter())
-            group.create_task(one(at_s, number))
+            group.create_task(sent(at_s, number))
             at_s, number = at_s + rng.expovariate(per_s), number + 1
     return found
 
@@ -186,7 +186,7 @@ async def _row(row: str, workload: Workload, settings: Settings, directory: Path
                 per_s = share_per_s * (settings.times if name == HOG else 0.5)
                 sending[name] = group.create_task(_send(client, name, key, per_s, text, workload, settings))
         await asyncio.wait(sending.values())
-    one = sending[HOG].result() if HOG in sending else []
+    of_hog = sending[HOG].result() if HOG in sending else []
     rest = [reply for name, task in sending.items() if name != HOG for reply in task.result()]
     settled = [reply for reply in rest if reply.sent_s >= settings.seconds / 4]
     ttfts_ms = [1000 * (reply.ttft_s if reply.answered else settings.timeout_s) for reply in settled]
@@ -197,9 +197,9 @@ async def _row(row: str, workload: Workload, settings: Settings, directory: Path
         sum(not reply.answered for reply in settled),
         percentile(ttfts_ms, 50),
         percentile(ttfts_ms, 99),
-        len(one),
-        sum(reply.answered for reply in one),
-        sum(reply.status == HTTPStatus.TOO_MANY_REQUESTS for reply in one),
+        len(of_hog),
+        sum(reply.answered for reply in of_hog),
+        sum(reply.status == HTTPStatus.TOO_MANY_REQUESTS for reply in of_hog),
     )
 
 

@@ -60,7 +60,9 @@ def measured(row: Row, workers: list[Worker], wanted: list[dict[str, Any]], pool
     rates = []
     for case in wanted:
         answers = list(pool.map(lambda worker, case=case: worker.ask(case), workers))
-        rates.append(sum(one["tokens_per_s"] if "tokens_per_s" in one else 1 / one["ttft_s"] for one in answers))
+        rates.append(
+            sum(answer["tokens_per_s"] if "tokens_per_s" in answer else 1 / answer["ttft_s"] for answer in answers)
+        )
     print(f"  {row.name}: {[round(rate, 2) for rate in rates]}", file=sys.stderr, flush=True)
     return rates
 
@@ -92,9 +94,9 @@ def main() -> None:
         f"{model}: per second, and over one process with one thread\n{'':>28}"
         + "".join(f"{kind:>22}" for kind in KINDS)
     )
-    base = [statistics.median(one) for one in zip(*taken[ROWS[0]], strict=True)]
+    base = [statistics.median(by_round) for by_round in zip(*taken[ROWS[0]], strict=True)]
     for row, rates in taken.items():
-        medians = [statistics.median(one) for one in zip(*rates, strict=True)]
+        medians = [statistics.median(by_round) for by_round in zip(*rates, strict=True)]
         print(f"{row.name:>28}" + "".join(f"{m:>14.2f} ({m / b:>4.2f}x)" for m, b in zip(medians, base, strict=True)))
         figures.append(asdict(row) | {"rates": dict(zip(KINDS, medians, strict=True)), "rounds": rates})
     write_figures(options.json, {"machine": on, "settings": {"model": model, "rounds": rounds}, "rows": figures})

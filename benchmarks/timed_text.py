@@ -102,18 +102,18 @@ class Timed:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(b"\n")
-        return [Happened(*one) for one in json.loads(await self._process.stdout.readline())]
+        return [Happened(*fields) for fields in json.loads(await self._process.stdout.readline())]
 
 
 @contextlib.asynccontextmanager
 async def timed(options: Options) -> AsyncIterator[Timed]:
     said = json.dumps(asdict(options), default=str)
     async with talking_child("benchmarks.timed_text", said) as (process, port):
-        one = Timed(process, ports.address(port))
+        instance = Timed(process, ports.address(port))
         try:
-            yield one
+            yield instance
         finally:
-            await one.stub.close()
+            await instance.stub.close()
 
 
 async def _serve(options: Options) -> None:
@@ -122,7 +122,7 @@ async def _serve(options: Options) -> None:
         print(json.dumps(running.port), flush=True)
         while await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline):
             told, _happened[:] = list(_happened), []
-            print(json.dumps([astuple(one) for one in told]), flush=True)
+            print(json.dumps([astuple(happened) for happened in told]), flush=True)
 
 
 def main() -> None:

@@ -328,7 +328,9 @@ class Reader:
                 return
             step = -(-(end - at) // number)
             parts = [(start, min(start + step, end)) for start in range(at, end, step)]
-            for done in [threads.submit(receive, one, *part) for one, part in zip(connections, parts, strict=False)]:
+            for done in [
+                threads.submit(receive, connection, *part) for connection, part in zip(connections, parts, strict=False)
+            ]:
                 done.result()
 
         return pull
@@ -423,7 +425,9 @@ class Measured:
 async def run(settings: Settings, systems: Sequence[str], own: Path) -> Measured:
     """All systems alternate within each round, so that a slow phase of the machine affects all."""
     # NIXL last: threads left by its agents would count against the others.
-    idle = {system: await idle_cores(system, settings, own) for system in sorted(systems, key=lambda one: one == NIXL)}
+    idle = {
+        system: await idle_cores(system, settings, own) for system in sorted(systems, key=lambda name: name == NIXL)
+    }
     everyone = (MEMCPY, MEMORY, *systems)
     cases = [
         Case(nbytes, at_once, holders)
@@ -466,20 +470,20 @@ async def run(settings: Settings, systems: Sequence[str], own: Path) -> Measured
 def report(measured: Measured) -> list[dict[str, Any]]:
     """One row per case and system: medians over the rounds, of figures and of ratios within a round."""
     groups: dict[tuple[Case, str], list[Sample]] = {}
-    for one in measured.samples:
-        groups.setdefault((one.case, one.system), []).append(one)
+    for sample in measured.samples:
+        groups.setdefault((sample.case, sample.system), []).append(sample)
     rows: list[dict[str, Any]] = []
     for (case, system), group in groups.items():
         row = {
             **asdict(case),
             "system": system,
-            "gb_per_s": round(statistics.median(one.gb_per_s for one in group), 2),
-            "cpu_s_per_gb": round(statistics.median(one.cpu_s_per_gb for one in group), 3),
+            "gb_per_s": round(statistics.median(sample.gb_per_s for sample in group), 2),
+            "cpu_s_per_gb": round(statistics.median(sample.cpu_s_per_gb for sample in group), 3),
         }
         for other in (MEMCPY, TCP, SOCKETS, GRPC):
             base = groups.get((case, other))
             if base is not None:
-                ratios = (one.gb_per_s / its.gb_per_s for one, its in zip(group, base, strict=True))
+                ratios = (sample.gb_per_s / its.gb_per_s for sample, its in zip(group, base, strict=True))
                 row[f"x_{other}"] = round(statistics.median(ratios), 2)
         rows.append(row)
     return rows

@@ -65,7 +65,7 @@ WARM_UP, UNLOADED, CAPACITY, ROUNDS = range(0, 4_000_000, 1_000_000)
 @dataclass(frozen=True, slots=True)
 class Settings:
     family: str = "qwen2.5-vl"
-    """One of ``FAMILIES``."""
+    """Name in ``FAMILIES``."""
     shape: Shape = FULL
     rounds: int = LEAST_ROUNDS
     requests: int = 60
@@ -80,7 +80,7 @@ class Settings:
     """Of requests with images, each as often as the others."""
     image_px: int = IMAGE_PX
     prompt_words: int = 16
-    """Each of about four tokens."""
+    """Words of about four tokens each."""
     output_tokens: int = 32
     max_sequences: int = 32
     vllm_step_tokens: int = 2048
@@ -91,10 +91,10 @@ class Settings:
 
     @property
     def mix(self) -> Mix:
-        some = (1 - self.text_share) / len(self.image_counts)
+        share = (1 - self.text_share) / len(self.image_counts)
         images = [(0, self.text_share)] if self.text_share else []
         return Mix(
-            Distribution.of([*images, *((number, some) for number in self.image_counts)]),
+            Distribution.of([*images, *((number, share) for number in self.image_counts)]),
             Distribution.of([(self.prompt_words, 1)]),
             Distribution.of([(self.output_tokens, 1)]),
             Size(self.image_px, self.image_px),
@@ -161,7 +161,7 @@ async def url_of(cluster: LocalCluster) -> AsyncGenerator[str]:
 
 
 async def send(url: str, requests: Sequence[Planned], seed: int) -> list[Record]:
-    """All of these, when they are due. Images and texts depend on the seed alone."""
+    """Send all of these, when they are due. Images and texts depend on the seed alone."""
     records: list[Record] = []
     style = payload.Style(MODEL_ID, ignore_eos=True)
     await load.run(Endpoint(url), requests, style, random.Random(seed), records.append)
@@ -225,7 +225,9 @@ async def idle_core_share(seconds: float) -> float:
 
 def cpu_s(started: Sequence[psutil.Process]) -> float:
     """What these processes and those that they started have taken."""
-    return sum(sum(one.cpu_times()[:2]) for first in started for one in (first, *first.children(recursive=True)))
+    return sum(
+        sum(process.cpu_times()[:2]) for first in started for process in (first, *first.children(recursive=True))
+    )
 
 
 async def run(settings: Settings, model: Path, logs: Path, cores: tuple[set[int], set[int]]) -> Run:
@@ -241,7 +243,7 @@ async def run(settings: Settings, model: Path, logs: Path, cores: tuple[set[int]
             say(f"starting {name}")
             before = psutil.Process().children()
             urls[name] = await stack.enter_async_context(starting[name]())
-            processes[name] = [one for one in psutil.Process().children() if one not in before]
+            processes[name] = [child for child in psutil.Process().children() if child not in before]
         os.sched_setaffinity(0, cores[1])
         for url in urls.values():
             for images in (0, 1, max(settings.image_counts)):
@@ -302,7 +304,9 @@ def main() -> None:
     if options.images:
         settings = replace(settings, text_share=0.0, image_counts=(options.images,))
     if options.systems:
-        settings = replace(settings, systems=tuple(one for one in SYSTEMS if one == BASE or one in options.systems))
+        settings = replace(
+            settings, systems=tuple(system for system in SYSTEMS if system == BASE or system in options.systems)
+        )
     allowed = sorted(os.sched_getaffinity(0))
     cores = set(allowed[:2]), set(allowed[2:]) or set(allowed)
     on = {**machine.describe(), "system_cores": str(sorted(cores[0])), "client_cores": str(sorted(cores[1]))}

@@ -66,25 +66,25 @@ def span_s(taken: Taken) -> float:
 
 
 def rows(result: Run) -> list[dict[str, Any]]:
-    """One per rate and system; ranges are those of the rounds."""
+    """Rows, one per rate and system; ranges are those of the rounds."""
     made = []
-    for share in sorted({one.share for one in result.taken}):
-        for system in dict.fromkeys(one.system for one in result.taken):
-            rounds = [one for one in result.taken if (one.system, one.share) == (system, share)]
+    for share in sorted({taken.share for taken in result.taken}):
+        for system in dict.fromkeys(taken.system for taken in result.taken):
+            rounds = [taken for taken in result.taken if (taken.system, taken.share) == (system, share)]
             row: dict[str, Any] = {
                 "share": share,
                 "rate": round(share * result.capacity, 3),
                 "system": system,
-                "requests": sum(len(one.records) for one in rounds),
-                "failed": sum(not record.ok for one in rounds for record in one.records),
+                "requests": sum(len(taken.records) for taken in rounds),
+                "failed": sum(not record.ok for taken in rounds for record in taken.records),
                 "sent_late_p99_s": round(
-                    percentile([record.sent_late_s for one in rounds for record in one.records], 99), 3
+                    percentile([record.sent_late_s for taken in rounds for record in taken.records], 99), 3
                 ),
-                "cpu_s_per_request": _over([one.cpu_s / len(one.records) for one in rounds]),
+                "cpu_s_per_request": _over([taken.cpu_s / len(taken.records) for taken in rounds]),
                 "classes": {name: _class(rounds, images) for name, images in CLASSES.items()},
                 "goodput": {
                     f"{ttft:g}x TTFT, {tpot:g}x TPOT": _over(
-                        [good(one.records, result.unloaded, (ttft, tpot)) / span_s(one) for one in rounds]
+                        [good(taken.records, result.unloaded, (ttft, tpot)) / span_s(taken) for taken in rounds]
                     )
                     for ttft, tpot in FACTORS
                 },
@@ -95,9 +95,9 @@ def rows(result: Run) -> list[dict[str, Any]]:
 
 def _class(rounds: Sequence[Taken], images: range) -> dict[str, Any]:
     """Times in seconds of the requests with so many images."""
-    by_round = [[record for record in one.of(images) if record.ok] for one in rounds]
+    by_round = [[record for record in taken.of(images) if record.ok] for taken in rounds]
     pooled = [record for records in by_round for record in records]
-    figures: dict[str, Any] = {"requests": sum(len(one.of(images)) for one in rounds), "answered": len(pooled)}
+    figures: dict[str, Any] = {"requests": sum(len(taken.of(images)) for taken in rounds), "answered": len(pooled)}
     for name, value in (("ttft", _ttft), ("tpot", _tpot)):
         for percent in (50, 90, 99):
             per_round = [percentile(times, percent) for records in by_round if (times := value(records))]
@@ -124,9 +124,9 @@ def _range(values: Sequence[float]) -> dict[str, float]:
     return {"least": round(min(values), 4), "most": round(max(values), 4)}
 
 
-def ahead(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
-    """Whether the first time is shorter, in every round than in any of the other's."""
-    return one["most"] < other["least"]
+def ahead(first: Mapping[str, float], second: Mapping[str, float]) -> bool:
+    """Whether the first time is shorter, in every round than in any of the second's."""
+    return first["most"] < second["least"]
 
 
 def verdicts(made: Sequence[dict[str, Any]], rounds: int) -> list[str]:
@@ -150,9 +150,11 @@ def verdicts(made: Sequence[dict[str, Any]], rounds: int) -> list[str]:
             mine, its = (_tail(row["classes"][name]) for row in (first, second))
             if mine is None or its is None or mine[0] != its[0]:
                 continue
-            one, two = mine[1], its[1]
-            word = "ahead of" if ahead(one, two) else "behind" if ahead(two, one) else "not distinguishable from"
-            said.append(f"{first['share']:.0%}: {system} is {word} {other} in {mine[0]} of {name}: {one} and {two}")
+            ours, theirs = mine[1], its[1]
+            word = (
+                "ahead of" if ahead(ours, theirs) else "behind" if ahead(theirs, ours) else "not distinguishable from"
+            )
+            said.append(f"{first['share']:.0%}: {system} is {word} {other} in {mine[0]} of {name}: {ours} and {theirs}")
     return said
 
 
@@ -211,16 +213,16 @@ def document(result: Run) -> list[dict[str, Any]]:
     """Every request: images, and what became of it."""
     return [
         {
-            "system": one.system,
-            "share": one.share,
-            "round": one.round,
-            "cpu_s": round(one.cpu_s, 3),
+            "system": taken.system,
+            "share": taken.share,
+            "round": taken.round,
+            "cpu_s": round(taken.cpu_s, 3),
             "requests": [
                 [len(r.planned.images), round(r.planned.arrival_s, 3), _rounded(r.ttft_s), _rounded(r.tpot_s), r.error]
-                for r in one.records
+                for r in taken.records
             ],
         }
-        for one in result.taken
+        for taken in result.taken
     ]
 
 

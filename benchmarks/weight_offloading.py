@@ -170,8 +170,8 @@ async def measured(name: str, model: Path, resident: Resident, settings: Setting
                 began_s = time.perf_counter()
                 await asyncio.sleep(_SETTLE_S)
                 quiet_s.append(gaps.longest_s(began_s, began_s + opened_s[-1]))
-            for one in answers:
-                one.cancel()
+            for answer in answers:
+                answer.cancel()
         for _ in range(settings.rounds):
             await driven.switch(Role.E)
             await asyncio.sleep(_SETTLE_S)
@@ -244,15 +244,15 @@ def main() -> None:
     print(settings)
     found: list[Row] = []
     for name in settings.models:
-        for one in rows(name, settings):
-            found.append(one)
+        for row in rows(name, settings):
+            found.append(row)
             print(
-                f"{one.model:5} {one.resident:5} encode opens in {one.open_encode_ms:8.1f} ms, text in {one.open_text_ms:8.1f}; longest gap "
-                f"{one.gap_opening_ms:7.1f} ms (of all rounds {one.gap_opening_longest_ms:7.1f}), without a switch {one.gap_without_ms:7.1f}; "
-                f"memory in role E {one.rss_e_mib:7.1f} MiB, PD {one.rss_pd_mib:7.1f}, EPD {one.rss_epd_mib:7.1f}",
+                f"{row.model:5} {row.resident:5} encode opens in {row.open_encode_ms:8.1f} ms, text in {row.open_text_ms:8.1f}; longest gap "
+                f"{row.gap_opening_ms:7.1f} ms (of all rounds {row.gap_opening_longest_ms:7.1f}), without a switch {row.gap_without_ms:7.1f}; "
+                f"memory in role E {row.rss_e_mib:7.1f} MiB, PD {row.rss_pd_mib:7.1f}, EPD {row.rss_epd_mib:7.1f}",
                 flush=True,
             )
-    told = {"machine": said, "settings": asdict(settings), "rows": [asdict(one) for one in found]}
+    told = {"machine": said, "settings": asdict(settings), "rows": [asdict(row) for row in found]}
     write_figures(args.json, told)
 
 

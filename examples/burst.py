@@ -33,8 +33,8 @@ def line(sample: Sample, outcome: Outcome) -> str:
     workload = outcome.workload
     decided_s = at_s - outcome.slo_s
     share = outcome.attainment(decided_s - WINDOW_S, decided_s)
-    due = [one for one in workload.requests if decided_s - WINDOW_S <= one.arrival_s < decided_s]
-    answered = [one for one in outcome.records if decided_s - WINDOW_S <= one.planned.arrival_s < decided_s]
+    due = [request for request in workload.requests if decided_s - WINDOW_S <= request.arrival_s < decided_s]
+    answered = [record for record in outcome.records if decided_s - WINDOW_S <= record.planned.arrival_s < decided_s]
     if due and share is not None:
         share *= len(answered) / len(due)  # one without an answer yet has missed it already
     elif due:

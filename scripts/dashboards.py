@@ -209,10 +209,10 @@ def laid_out(made: dashboard.Dashboard, rows: dict[str, list[Panel]]) -> schema.
 
 
 def _all(panels: Sequence[schema.Panel | schema.RowPanel]) -> Iterator[schema.Panel | schema.RowPanel]:
-    for one in panels:
-        yield one
-        if isinstance(one, schema.RowPanel):
-            yield from one.panels
+    for panel in panels:
+        yield panel
+        if isinstance(panel, schema.RowPanel):
+            yield from panel.panels
 
 
 # --- dashboards -----------------------------------------------------------------------------------------------------------

@@ -81,10 +81,10 @@ def about(model: str, said: Json) -> str:
     return f"Capacity, requests per second: {rates}. Drift of the profiles: {drift}."
 
 
-def cells(every: Sequence[Json], model: str, mix: str) -> Iterator[str]:
+def cells(all_cells: Sequence[Json], model: str, mix: str) -> Iterator[str]:
     """Errors, with measured and predicted milliseconds; those beyond the aim are bold."""
     rows = []
-    for cell in every:
+    for cell in all_cells:
         if (cell["model"], cell["mix"]) != (model, mix):
             continue
         for name in dict.fromkeys(error["class"] for error in cell["errors"]):
@@ -108,12 +108,12 @@ def of_all(cell: Json, name: str) -> tuple[str, str, str]:
         return "", "", ""
     in_time, cores = (
         f"{form(values[0])}, {form(values[1])}"
-        for form, values in ((percent, cell["attainment"]), (two, cell["cores"]))
+        for form, values in ((percent, cell["attainment"]), (decimals, cell["cores"]))
     )
-    return in_time, cores, two(cell["foreign_cores"])
+    return in_time, cores, decimals(cell["foreign_cores"])
 
 
-def two(number: float) -> str:
+def decimals(number: float) -> str:
     return f"{number:.2f}"
 
 

@@ -146,7 +146,7 @@ def mutants_of(path: Path) -> list[Mutant]:
             visit(child, skipped=skipped, in_function=in_function)
 
     visit(tree, skipped=False, in_function=False)
-    return sorted(found, key=lambda one: (one.line, one.column, one.operator, one.occurrence))
+    return sorted(found, key=lambda mutant: (mutant.line, mutant.column, mutant.operator, mutant.occurrence))
 
 
 def _is_skipped(node: NodeOrLeaf) -> bool:
@@ -191,9 +191,9 @@ def _functions(owner: ModuleType | type, module: str) -> Iterator[FunctionType]:
     for value in vars(owner).values():
         if isinstance(value, type) and value.__module__ == module:
             yield from _functions(value, module)
-        for one in (value, getattr(value, "__func__", None), getattr(value, "fget", None)):
-            if isinstance(one, FunctionType) and one.__module__ == module:
-                yield one
+        for candidate in (value, getattr(value, "__func__", None), getattr(value, "fget", None)):
+            if isinstance(candidate, FunctionType) and candidate.__module__ == module:
+                yield candidate
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
@@ -341,7 +341,7 @@ def main() -> None:
     survivors: list[Mutant] = []
     for path in (path for layer in LAYERS for path in sorted((SOURCE / "triptych" / layer).rglob("*.py"))):
         name = name_of(path)
-        mutants = mutants_of(path) if any(fnmatch.fnmatch(name, one) for one in options.modules) else []
+        mutants = mutants_of(path) if any(fnmatch.fnmatch(name, pattern) for pattern in options.modules) else []
         all_of[name] = len(mutants)
         if 0 < options.samples < len(mutants):
             drawn = random.Random(name).sample(range(len(mutants)), options.samples)  # noqa: S311  # reproducible

@@ -4,6 +4,7 @@ An owner is a class whose docstring begins with "Owner of".
 """
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,7 +33,7 @@ FOLDERS = {
 }
 HEAD = """# Who owns which state
 
-Each fact has one owner, which alone changes it. The table comes from the docstrings of the classes (`scripts/owners.py`).
+Each fact has one owner, which alone changes it. Its docstring says more.
 """
 
 
@@ -40,7 +41,7 @@ def page() -> str:
     parts = [HEAD]
     for process, places in FOLDERS.items():
         rows = [row for place in places for path in files(ROOT / place) for row in owners(path)]
-        parts += [f"## {process}\n", "| state | owner |\n|---|---|\n" + "\n".join(rows) + "\n"]
+        parts += [f"## {process}\n", "|state|owner|\n|-|-|\n" + "\n".join(rows) + "\n"]
     return "\n".join(parts)
 
 
@@ -53,9 +54,10 @@ def owners(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text())):
         docstring = ast.get_docstring(node) if isinstance(node, ast.ClassDef) else None
         if isinstance(node, ast.ClassDef) and docstring and docstring.startswith("Owner of "):
-            sentence = " ".join(docstring.split("\n\n")[0].split()).removeprefix("Owner of ").split(". ")[0].rstrip(".")
+            paragraph = " ".join(docstring.split("\n\n")[0].split()).removeprefix("Owner of ")
+            sentence = re.split(r"[.:;] ", paragraph, maxsplit=1)[0].rstrip(".")
             name = path.relative_to(ROOT).as_posix().removeprefix("src/triptych/")
-            yield f"| {sentence.replace('``', '`')} | `{name}: {node.name}` |"
+            yield f"|{sentence.replace('``', '`')}|`{name}: {node.name}`|"
 
 
 if __name__ == "__main__":

@@ -29,10 +29,11 @@ class Table:
     across: Sequence[str] = ()
     where: Mapping[str, object] = field(default_factory=dict)
     summed: bool = False
+    within: Mapping[str, float] = field(default_factory=dict)
 
 
-INTRODUCTION = """What each recorded run measured, and its main figures. `python -m benchmarks.NAME ARGUMENTS --json FILE` writes a file; NAME is the heading, unless the section names a command.
-`amd-epyc` and `intel-xeon` in a file's name are virtual machines with two cores. What is in virtual time is equal on any machine. Figures without a file are in [unrecorded.md](unrecorded.md).
+INTRODUCTION = """Main figures of each recorded run. `python -m benchmarks.NAME ARGUMENTS --json FILE` writes a file. NAME is the heading, unless the section names a command.
+`amd-epyc` and `intel-xeon` are virtual machines with two cores. Virtual time is the same on any machine. Figures without a file are in [unrecorded.md](unrecorded.md).
 [performance.md](../../docs/performance.md) says what they mean, [engine.md](../../docs/engine.md) for the engines."""
 
 
@@ -70,6 +71,8 @@ def first_line(benchmark: str) -> str:
 
 def shown_table(table: Table, figures: Row) -> list[str]:
     rows = [row for row in flat(figures, table.rows.split(".") if table.rows else []) if matches(row, table.where)]
+    if table.within:
+        rows = [{**row, **counts(row, table.within)} for row in rows]
     groups = list(dict.fromkeys(tuple(value(row, path) for path in table.across) for row in rows))
     cells: dict[tuple[str, ...], dict[tuple[tuple[Any, ...], str], Any]] = {}
     for row in rows:
@@ -115,6 +118,12 @@ def flat(value: Any, path: Sequence[str], outer: Row | None = None) -> Iterator[
 
 def matches(row: Row, where: Mapping[str, object]) -> bool:
     return all(row.get(key) == wanted for key, wanted in where.items())
+
+
+def counts(row: Row, within: Mapping[str, float]) -> dict[str, int]:
+    """1 for each bounded figure that the row has (``judged``), and for each that keeps its bound (``within``)."""
+    found = [(figure, bound) for path, bound in within.items() if (figure := value(row, path)) is not None]
+    return {"judged": len(found), "within": sum(figure <= bound for figure, bound in found)}
 
 
 def value(row: Any, path: str) -> Any:

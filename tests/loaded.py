@@ -7,7 +7,7 @@ from triptych.domain.stage import Stage
 
 
 class LoadedProcess:
-    """Its load (``runtime.registrar.Loaded``), whether it was told to drain, and what to switch to."""
+    """A process's load (``runtime.registrar.Loaded``), whether it was told to drain, and what to switch to."""
 
     def __init__(self, stages: Mapping[Stage, StageLoad] | None = None) -> None:
         self.draining = False
@@ -29,12 +29,12 @@ class LoadedProcess:
             listener()
 
     def set_stages(self, stages: frozenset[Stage], version: int, reason: str) -> None:
-        """It serves these at once."""
+        """Serve these stages at once."""
         self.stages_version, self.switched_for = version, reason
         self.reports(dict.fromkeys(stages, StageLoad(0, 0)))
 
     def reports(self, stages: Mapping[Stage, StageLoad]) -> None:
-        """This is its load now."""
+        """Report this load from now on."""
         self._stages = stages
         for listener in self._listeners:
             listener()

@@ -126,10 +126,10 @@ def _by_images(what: str, left: Mapping[int, float | None]) -> Iterator[Row]:
     (first, first_left), (second, second_left), *others = sorted(left.items())
     assert first_left is not None
     assert second_left is not None
-    each = (first_left - second_left) / (second - first)
+    per_image = (first_left - second_left) / (second - first)
     rounding = 1 / (second - first)
     for images, published in others:
-        ours, more = second_left - each * (images - second), rounding * (images - second)
+        ours, more = second_left - per_image * (images - second), rounding * (images - second)
         differs = f"the given rows are rounded to 1 %: {ours - more:.0f} to {ours + more:.0f} % would be left"
         yield Row(
             "8",
@@ -301,7 +301,7 @@ def _table_5() -> Iterator[Row]:
     encode_s = 6 * SLICES * SLICE_TOKENS * measured.token_s
     bears = f"six encoders bear {6 / encode_s:.2f} requests/s of six images"
     ours = {
-        "goodput, requests/s": (rate, mean(each for each, _ in found.values())),
+        "goodput, requests/s": (rate, mean(goodput_per_s for goodput_per_s, _ in found.values())),
         "TTFT, s": (
             chosen.ttft_s + measured.request_s,
             mean(served.ttft_s + measured.request_s for _, served in found.values()),
@@ -311,7 +311,7 @@ def _table_5() -> Iterator[Row]:
     differs = {
         "goodput, requests/s": (
             f"{bears} at the costs of table 4: at 1.25 they are busy for {1.25 * encode_s / 6:.0%} of the time",
-            f"the mean of ten such draws has a standard error of {stdev(each for each, _ in found.values()) / 10**0.5:.2f}",
+            f"the mean of ten such draws has a standard error of {stdev(goodput_per_s for goodput_per_s, _ in found.values()) / 10**0.5:.2f}",
         ),
         "TTFT, s": (
             f"{bears}; at {1.25 * encode_s / 6:.0%} load the wait is short, so table 4's 1.14 s (alone) and 2.12 s do not belong together",
@@ -405,7 +405,8 @@ def _reductions() -> Iterator[Row]:
         for images in (2, 8):
             load = mix(images=str(images), size=Size(4032, 3024), text_tokens="22", output_tokens="10")
             ttfts_s = [
-                serve(made, plan(load, each, 12, 1)).ttft_s for made, each in ((apart, rate), (together, rate / 20))
+                serve(made, plan(load, rate_per_s, 12, 1)).ttft_s
+                for made, rate_per_s in ((apart, rate), (together, rate / 20))
             ]
             reductions.append(100 * (1 - ttfts_s[0] / ttfts_s[1]))
         tokens = IMAGE_TOKENS[name]

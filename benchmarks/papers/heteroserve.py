@@ -106,7 +106,7 @@ def simulated() -> Iterator[Row]:
     }
     decoder, prompt = costs(apart, ModelPart.DECODER), 576 + 8
     prefill_s, decode_s = 64 * decoder.prefill_s(prompt).value, 128 * decoder.decode_s(64, prompt + 64).value
-    made, faster = (2 * 64 * 128 / (prefill_s + each) for each in (decode_s, decode_s * 0.67 / 0.8))
+    made, faster = (2 * 64 * 128 / (prefill_s + step_s) for step_s in (decode_s, decode_s * 0.67 / 0.8))
     assumed = f"{REQUESTS} requests at once, 64 sequences in a step of an A100 and 16 of a 4090, costs from the configuration alone"
     differs = (
         f"64 answers are computed to take {prefill_s:.1f} s to prefill and {decode_s:.1f} s to decode, so two A100 make at most {made:.0f} "

@@ -35,20 +35,20 @@ def rows() -> Iterator[Row]:
         "4 of 28 key heads, and a gated FFN of 5.3 times the width, where the table has one of 4 times without a gate"
     )
     misprint = "the table prints 8BH for QKVO, which is 8BH^2 as in the other stages"
-    for name, each, hidden in (("LLaVA", layer("llama"), 4096), ("Qwen2", layer("qwen2", **_QWEN), 3584)):
+    for name, decoder_layer, hidden in (("LLaVA", layer("llama"), 4096), ("Qwen2", layer("qwen2", **_QWEN), 3584)):
         yield Row(
-            "2", f"{name}, prefill: products", 24 * _PROMPT * hidden**2, each.work(_PROMPT, 0).flops, "QKVO and FFN together",
+            "2", f"{name}, prefill: products", 24 * _PROMPT * hidden**2, decoder_layer.work(_PROMPT, 0).flops, "QKVO and FFN together",
             shapes,
         )  # fmt: skip
         yield Row(
-            "2", f"{name}, prefill: attention", 4 * _PROMPT**2 * hidden, each.work(0, each.pairs(_PROMPT)).flops, "",
+            "2", f"{name}, prefill: attention", 4 * _PROMPT**2 * hidden, decoder_layer.work(0, decoder_layer.pairs(_PROMPT)).flops, "",
             "the table leaves out that a position attends to none after it: half of the pairs",
         )  # fmt: skip
         yield Row(
-            "2", f"{name}, decode: QKVO and FFN", 8 * hidden + 16 * hidden**2, each.work(1, 0).flops, "",
+            "2", f"{name}, decode: QKVO and FFN", 8 * hidden + 16 * hidden**2, decoder_layer.work(1, 0).flops, "",
             misprint if name == "LLaVA" else f"{misprint}; {shapes}",
         )  # fmt: skip
-        yield Row("2", f"{name}, decode: attention", 4 * _PROMPT * hidden, each.work(0, _PROMPT).flops)
+        yield Row("2", f"{name}, decode: attention", 4 * _PROMPT * hidden, decoder_layer.work(0, _PROMPT).flops)
 
 
 # --- simulated --------------------------------------------------------------------------------------------------------

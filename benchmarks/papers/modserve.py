@@ -145,8 +145,8 @@ class Tried:
 
 def alone_s(made: Deployment) -> tuple[float, float]:
     """TTFT of a text request and of one with an image, with the cluster to itself."""
-    each = [serve(made, plan(requests_of(images), 0.05, 5, SEED)).ttft_s for images in ("0", "1")]
-    return each[0], each[1]
+    ttfts_s = [serve(made, plan(requests_of(images), 0.05, 5, SEED)).ttft_s for images in ("0", "1")]
+    return ttfts_s[0], ttfts_s[1]
 
 
 def simulated() -> Iterator[Row]:

@@ -80,8 +80,8 @@ def simulated() -> Iterator[Row]:
         request = f"{images} images" if images > 1 else "1 image"
         encode_s, prefill_s = encoder.encode_s(IMAGE_TOKENS).value, decoder.prefill_s(prompt).value
         step_s = decoder.decode_s(32, prompt).value
-        each = published[0] / 4
-        left = 1 - each * (images * encode_s + prefill_s)
+        monolith_per_s = published[0] / 4
+        left = 1 - monolith_per_s * (images * encode_s + prefill_s)
         differs = (
             f"at the published {published[0]} requests/s a monolith is computed to encode and prefill for {1 - left:.0%} of its time, so that steps of "
             f"{1000 * step_s:.0f} ms (32 sequences) make a TPOT of {1000 * step_s / left:.0f} ms, not 100: what bounds it is not in the model"

@@ -26,7 +26,7 @@ class BuiltEncoder:
 
     service: EncoderService[Any]
     store: ArenaStore
-    """Its arena. In an instance of other stages too, also that of keys and values."""
+    """The instance's arena. In an instance of other stages too, also that of keys and values."""
     files: FileTier | None
 
 

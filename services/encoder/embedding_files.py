@@ -30,7 +30,7 @@ _PREFIX = Struct("<16sI")
 _CHECKSUM_NBYTES = 8
 _MAX_HEADER_NBYTES = 1 << 16
 _BLOCK_NBYTES = 4096
-"""What a file takes at least, so that a bound in bytes is one on their number as well."""
+"""Least bytes of a file, so that a bound in bytes is one on their number as well."""
 _LOW_WATER = 0.9
 """Part of the bound that is left by making room: only then are all files looked at."""
 _LOCK = "triptych-embeddings.lock"

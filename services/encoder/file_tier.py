@@ -25,7 +25,7 @@ READ_PATIENCE_S = 1.0
 PAUSE_S = 30.0
 """For which nothing is read after a read that took too long, and nothing written after a failure."""
 _WRITING_SHARE = 4
-"""What waits to be written has at most this part of the arena's size, unless it is a single embedding."""
+"""The part of the arena's size that waits to be written at most, unless it is a single embedding."""
 
 
 class _Read:
@@ -36,7 +36,7 @@ class _Read:
         self.waiters = 0
         """Callers."""
         self.placing = False
-        """It has a slot, to which it is being copied."""
+        """Whether the embedding has a slot, to which it is being copied."""
         self.given_up = False
         self.left = False
         """Given up as all callers have left."""

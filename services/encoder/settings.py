@@ -24,7 +24,7 @@ class EncoderSettings(InstanceSettings):
     """TCP port for calls; 0 picks a free one and logs it."""
 
     engine: EncoderOptions = EncoderOptions()
-    """What encodes."""
+    """The engine that encodes."""
 
     arena_bytes: int = Field(default=256 * MIB, gt=HEADER_NBYTES)
     """Registered memory for embeddings: leased ones, and a cache in the rest."""

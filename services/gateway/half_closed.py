@@ -1,4 +1,4 @@
-"""Half-closed connections: the client sends nothing more, and either waits for its answer or has left (ADR 59)."""
+"""Half-closed connections: the client sends nothing more, and either waits for its answer or has left."""
 
 import asyncio
 import socket
@@ -22,7 +22,8 @@ class HalfClosed:
     """Cuts a half-closed connection when its client has left, until ``end``.
 
     To a client that has left, writing is answered with a reset. So while an answer is due, the connection is probed with
-    bytes that do not change it. ``running`` returns the request that is being answered.
+    bytes that do not change it. Nothing else tells: TCP's keep-alive probes are acknowledged after the socket is closed,
+    and ``TCP_INFO`` shows the same state. ``running`` returns the request that is being answered.
     """
 
     def __init__(

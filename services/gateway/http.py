@@ -50,7 +50,7 @@ class BoundedHttp(HttpToolsProtocol):
       does not read its last answer, or the end of one that was cut short, is cut off. One that still sends the body of
       an answered request then gets the end of the stream, and as much time again until the connection is closed.
     - A client that closes its sending side only, after its request, gets its answer. One that has closed the connection
-      looks the same until something is written to it, so the connection is probed (ADR 59).
+      looks the same until something is written to it, so the connection is probed (``HalfClosed``).
     - An oversized head, invalid HTTP, or one connection too many is refused after the answers to earlier requests. The
       refusal is passed to the application as a request of its own, with the error in ``state["refusal"]``.
     """

@@ -51,7 +51,7 @@ class PoolManagerSettings(RpcServiceSettings):
     """Shortest time between two reports that are read from one member; a faster one is slowed down."""
 
     scaler: str = "none"
-    """Who starts and stops instances: none, kubernetes, or HOST:PORT of a scaler in another process."""
+    """The scaler, which starts and stops instances: none, kubernetes, or HOST:PORT of a scaler in another process."""
     autoscale: bool = False
     """Carry out decisions on sizes. Without it they are only recorded, and sizes that were set by hand are carried out."""
     switch_roles: bool = False

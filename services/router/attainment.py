@@ -30,13 +30,13 @@ _QUANTILES = {"0.5": 0.5, "0.99": 0.99}
 
 @record
 class Arrival:
-    """What a prepared request is like."""
+    """Traits of a prepared request."""
 
     class_name: str
     counts: ClassWindow
     """A window with nothing but it."""
     profiled: Isolated | None
-    """Its latencies with the system to itself; None where no profile has them."""
+    """Latencies with the system to itself; None where no profile has them."""
 
 
 class Attainment:
@@ -78,7 +78,7 @@ class Attainment:
         return wait_s, self._waits.least_answer_s
 
     def arrival(self, items: Sequence[ItemPlan], prompt_tokens: int) -> Arrival:
-        """What a prepared request is like."""
+        """Traits of a prepared request."""
         class_name, counts = arrival(items, prompt_tokens)
         return Arrival(class_name, counts, None if self._isolated is None else self._isolated(counts))
 

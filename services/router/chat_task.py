@@ -84,7 +84,7 @@ class ChatTask(RequestTask):
         self._sampling = request.sampling
         self._answer: Answer | None = None
         self.shape: ChatShape | None = None
-        """Its sizes, once it is prepared."""
+        """Sizes of the request, once it is prepared."""
         self.refusal: Overloaded | None = None
         """Why it was refused once it had been prepared, if it was."""
 

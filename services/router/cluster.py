@@ -102,7 +102,7 @@ class Cluster:
             costs=costs,
             max_keys=settings.resolved_keys,
         )
-        """This router's knowledge of the cluster, for reading: ``feed`` changes it."""
+        """The router's knowledge of the cluster, for reading: ``feed`` changes it."""
         self._snapshot = MembershipSnapshot()
         self._connections: dict[str, Connection] = {}
         self._requesters: dict[int, Requester] = {}
@@ -157,7 +157,7 @@ class Cluster:
         return 0 if instance is None or instance.info is None else instance.info.epoch
 
     async def surviving(self, lost: Iterable[Loss]) -> frozenset[Loss]:
-        """Those that still answer: only the connection to them had broken. An instance that says nothing has ended."""
+        """Losses of instances that still answer: only the connection to them had broken. An instance that says nothing has ended."""
 
         async def survives(loss: Loss) -> bool:
             try:

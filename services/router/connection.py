@@ -8,7 +8,7 @@ from triptych.errors import InstanceLost
 from triptych.ports import InstanceClient
 
 STOPPED_RESPONDING = "the instance stopped responding"
-"""What calls that are given up fail with: nothing says that the instance has ended."""
+"""The message with which calls that are given up fail: nothing says that the instance has ended."""
 
 
 class Connection:

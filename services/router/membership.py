@@ -21,7 +21,7 @@ _SETTLED_S = 0.25
 
 
 def checked_address(address: str) -> str:
-    """Its canonical form. Raises ValueError unless it is HOST:PORT."""
+    """An address in canonical form. Raises ValueError unless it is HOST:PORT."""
     if (reason := why_not_called(address, beyond_loopback=True)) is not None:
         raise ValueError(f"{address!r}: {reason}")
     return canonical(address)

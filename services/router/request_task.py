@@ -75,7 +75,7 @@ _LAST_CALL_S = 1.0
 Call = Callable[[], Coroutine[object, object, None]]
 """A factory, so that a call cancelled before it starts leaves no coroutine unawaited."""
 Listeners = Mapping[type, Callable[["RequestTask", Any], None]]
-"""What else is told of a request's events once they are handled, and of its effects, by their type."""
+"""Listeners that are told of a request's events once they are handled, and of its effects, by their type."""
 NO_LISTENERS: Listeners = {}
 
 

@@ -36,7 +36,7 @@ class ResolveTask(RequestTask):
         self._offload = offload
         self._share = share
         self._taken: Sizes = {}
-        """What counts against the share."""
+        """Sizes that count against the share."""
         self.plans: tuple[ItemPlan, ...] = ()
         """The items; known once they are resolved."""
         self._items: tuple[ResolvedItem, ...] = ()

@@ -28,7 +28,7 @@ class RunningRequests:
         self._calls = 0
         """Calls that are no requests."""
         self._readers = 0
-        """Those of them that hold embeddings by their keys."""
+        """Calls that hold embeddings by their keys."""
         self.media_bytes = 0
         """Bytes of media held; for reading."""
         self._places, self._room = Turnover(), Turnover()

@@ -66,7 +66,7 @@ class StreamBuffer:
 
 
 def _merged(last: ChatEvent, event: ChatEvent) -> TokenChunk | None:
-    """Both as one chunk, if they are chunks of one choice."""
+    """Join both events to one chunk, if they are chunks of one choice."""
     if not (isinstance(last, TokenChunk) and isinstance(event, TokenChunk)):
         return None
     if last.choice != event.choice or len(last.token_ids) >= MERGE_TOKENS:

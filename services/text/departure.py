@@ -22,15 +22,15 @@ class Departure:
         self._deadline_s = deadline_s
         self._clock = clock
         self.is_wanted = False
-        """It is to leave. Reset by who has tried that."""
+        """Whether the request is to leave. Reset by who has tried that."""
         self._is_settled = False
         self._limit: asyncio.Timeout | None = None
-        """What ends its present wait."""
+        """The limit that ends its present wait."""
         self.why = ""
         """As in ``Record.kv_transferred``."""
 
     def want(self, why: str) -> None:
-        """It is to leave. Its present wait ends with DepartsError."""
+        """Ask it to leave: its present wait ends with DepartsError."""
         if self._is_settled:
             return
         self.is_wanted, self.why = True, why
@@ -38,7 +38,7 @@ class Departure:
             self._limit.reschedule(asyncio.get_running_loop().time())
 
     def settle(self, why: str = "") -> None:
-        """It will be transferred: nobody need want that any more."""
+        """Note that it will be transferred: nobody need want that any more."""
         self._is_settled, self.is_wanted, self.why = True, False, why or self.why
 
     @asynccontextmanager

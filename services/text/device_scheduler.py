@@ -69,7 +69,7 @@ class DeviceScheduler:
         return self.vision_encoder.waiting_since_s is not None
 
     def next(self, *, prefill_queue_position: QueuePosition | None, can_step: bool) -> Iteration:
-        """What the next iteration does besides decodes. Call it once per iteration, with the engine's ``prefill_queue_position`` and ``can_step``."""
+        """Choose what the next iteration does besides decodes. Call it once per iteration, with the engine's ``prefill_queue_position`` and ``can_step``."""
         return self.turns.next(
             self.clock(),
             prompt=prefill_queue_position,

@@ -272,7 +272,7 @@ class EngineLoop:
                 self._fail(request_id, refused[request_id])
 
     def _next_copies(self) -> list[_Copy]:
-        """Those to run now."""
+        """Take the copies to run now."""
         copies: list[_Copy] = []
         nbytes = 0
         while self._copies and (not copies or nbytes + self._copies[0].nbytes <= self._most_copied_bytes):

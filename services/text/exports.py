@@ -202,7 +202,7 @@ class _Export(ABC):
             self._free(part)
 
     def _keep(self, part: _Part) -> None:
-        """It is in the arena: keep it there, if it is for a certain reader."""
+        """Keep a part in the arena, if it is for a certain reader."""
         if self._pin_s is not None:
             part.pin = self._store.pin(part.key, self._pin_s)
 

@@ -31,7 +31,7 @@ from .settings import TextSettings
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What the requests of an instance share."""
+    """Collaborators that the requests of an instance share."""
 
     settings: TextSettings
     engine: TextEngine
@@ -83,7 +83,7 @@ class Generation:
         self._prefix: KvPrefix | None = None
         self._transfer: KvTransfer | None = None
         self._is_transferred = request.transfers_kv
-        """It goes on elsewhere once each choice has a token."""
+        """Whether it goes on elsewhere once each choice has a token."""
 
     async def events(self) -> AsyncGenerator[Sequence[TextEvent]]:
         """As ``TextService.generate``."""
@@ -204,7 +204,7 @@ class Generation:
         return tokens
 
     def _take(self, tokens: Sequence[Tokens], answers: dict[int, Answer], sequences: Sequences) -> list[TextEvent]:
-        """What to send of these tokens. Answers that end with them are removed."""
+        """Take what to send of these tokens. Answers that end with them are removed."""
         events: list[TextEvent] = []
         if tokens and not self._job.is_decoded:
             self._serving.stages.served(self._serving.jobs.got_tokens(self._job))

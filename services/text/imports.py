@@ -1,4 +1,4 @@
-"""What a request brings from other instances: embeddings of its items, and keys and values of its tokens.
+"""Imports of a request from other instances: embeddings of its items, and keys and values of its tokens.
 
     tickets -- pull, queued --> receiver -- copy, between two steps --> engine
 
@@ -32,7 +32,7 @@ _AT_ONCE = 4
 
 @dataclass(frozen=True, slots=True)
 class Importer:
-    """What the requests of an instance import with."""
+    """Collaborators with which the requests of an instance import."""
 
     receiver: TensorReceiver
     loop: EngineLoop
@@ -129,7 +129,7 @@ class _Offered:
 class _Pull:
     offered: _Offered
     choices: tuple[int, ...]
-    """Those that still lack it."""
+    """Choices that still lack the segment."""
     name: str
     """At the receiver."""
     task: asyncio.Task[tuple[Tensor, int] | None]
@@ -248,7 +248,7 @@ class _KvImport:
                 self._receiver.copies_gone(pull.name)
 
     def _begin_copies(self, access: KvAccess, pull: _Pull) -> list["asyncio.Future[bool]"]:
-        """One for each choice; none if the segment is lost, or one before it."""
+        """Begin copies, one for each choice; none if the segment is lost, or one before it."""
         segment = pull.offered.segment
         pulled = None if pull.task.cancelled() else pull.task.result()
         if pulled is None or self._has_ended:

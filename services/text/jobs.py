@@ -13,23 +13,23 @@ from .open_stages import BOTH, DECODE, PREFILL
 
 @dataclass(slots=True)
 class Job:
-    """What the instance knows of a request. Its id is unique in this instance, as a caller may send the same request again."""
+    """A request as the instance knows it. Its id is unique in this instance, as a caller may send the same request again."""
 
     job_id: str
     request: TextRequest
     arrived_s: float
     deadline_s: float
     queue_position: QueuePosition
-    """Its position in every queue of this instance."""
+    """The job's position in every queue of this instance."""
     departure: Departure
     in_engine: bool = False
     """The engine has the request and signals when it no longer needs the embeddings. Set by ``Jobs``."""
     has_begun: bool = False
     """The engine has started the request."""
     has_answered: bool = False
-    """There is a first token, so its prompt has been computed. Set by ``Jobs``."""
+    """Whether there is a first token, so that the prompt has been computed. Set by ``Jobs``."""
     is_decoded: bool = False
-    """There is a token that the decode stage has computed."""
+    """Whether there is a token that the decode stage has computed."""
 
     @property
     def tokens(self) -> int:
@@ -52,7 +52,7 @@ class Job:
 
 
 class Jobs:
-    """Those that are admitted and not over. Its sums are kept, as load is asked for often and many may wait."""
+    """Jobs that are admitted and not over. Sums are kept, as load is asked for often and many may wait."""
 
     def __init__(self) -> None:
         self._jobs: dict[str, Job] = {}

@@ -25,7 +25,7 @@ class _Waiting:
     nbytes: int
     queue_position: QueuePosition
     is_next: asyncio.Event = field(default_factory=asyncio.Event)
-    """It is the first in line, and there is room."""
+    """Set when the caller is the first in line, and there is room."""
 
 
 class KvStore:
@@ -125,7 +125,7 @@ class KvStore:
         return True
 
     async def seal(self, slot: Slot, key: bytes, segment: KvSegment) -> None:
-        """What was written through ``window`` can be granted from then on. When cancelled, the slot stays reserved."""
+        """Make what was written through ``window`` grantable from then on. When cancelled, the slot stays reserved."""
         await self.store.seal(slot, key)
         if key != slot.key:  # else its contents have no identity
             self._publish(key, segment)

@@ -43,7 +43,7 @@ class OpenStages:
             del self._served[stage]
 
     def served(self, stages: AbstractSet[Stage]) -> None:
-        """These have computed their part of a request."""
+        """Note that these stages have computed their part of a request."""
         self._served.update(stages & self.open)
 
     def report(self, stages: dict[Stage, StageLoad]) -> InstanceLoad:

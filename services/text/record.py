@@ -61,7 +61,7 @@ class SwitchRecord:
         """The order is older than the last one, or cannot be obeyed."""
 
     def failed(self) -> None:
-        """What a stage needs could not be loaded."""
+        """Count a stage whose needs could not be loaded."""
 
 
 NO_SWITCH_RECORD = SwitchRecord()

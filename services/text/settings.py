@@ -67,7 +67,7 @@ class TextSettings(InstanceSettings):
     pulls: PullLimits = PullLimits()
     """Pulls of embeddings."""
     prefer_transport: str = Field(default="", pattern=f"^({'|'.join(between_processes())})?$")
-    """One of ``transports`` to try first; empty ranks them by host and hardware."""
+    """Transport among ``transports`` to try first; empty ranks them by host and hardware."""
     image_cache_bytes: int = Field(default=256 * MIB, gt=HEADER_NBYTES)
     """Registered memory for pulled embeddings: those in use, and a cache in the rest."""
     kv_arena_bytes: int = Field(default=64 * MIB, ge=0)

@@ -1,4 +1,4 @@
-"""Which parts of the model are in memory, of an instance that has only those in memory that its open stages need.
+"""Weight offloading: which parts of the model are in memory, of an instance that has only those in memory that its open stages need.
 
 Parts are loaded and unloaded in a thread of their own, one after the other, while the engine's thread goes on with the other part.
 """
@@ -24,7 +24,7 @@ PART_OF: Mapping[Stage, ModelPart] = {
     Stage.PREFILL: ModelPart.DECODER,
     Stage.DECODE: ModelPart.DECODER,
 }
-"""What each stage needs."""
+"""The part of the model that each stage needs."""
 
 
 def parts_of(stages: Iterable[Stage]) -> frozenset[ModelPart]:
@@ -86,7 +86,7 @@ class WeightOffloading:
         return 0.0 if weights.resident else weights.load_s + self._after_load_s.get(part, 0.0)
 
     def need(self, parts: AbstractSet[ModelPart]) -> None:
-        """These parts are to be in memory, and no others. One that is being unloaded is loaded again."""
+        """Have these parts in memory, and no others. One that is being unloaded is loaded again."""
         if parts != self._needed:
             self._needed = parts
             self._kept.clear()
@@ -108,7 +108,7 @@ class WeightOffloading:
                 await self._unload(part)
 
     def _next(self) -> ModelPart | None:
-        """What to unload, else what to load."""
+        """Choose what to unload, else what to load."""
         resident = {part for part, unloadable in self._parts.items() if unloadable.weights.resident}
         leaving = (part for part in self._parts if part in resident - self._needed - self._kept)
         coming = (part for part in self._parts if part in self._needed - resident)

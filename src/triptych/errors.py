@@ -115,7 +115,7 @@ class PermissionDenied(TriptychError):
 
 
 class NotFound(TriptychError):
-    """What the call names does not exist."""
+    """A thing that the call names does not exist."""
 
     code, grpc_code, http_status = "not_found", "NOT_FOUND", 404
 
@@ -133,7 +133,7 @@ class LeaseLost(NotFound):
 
 
 class Conflict(TriptychError):
-    """What a write depends on has changed: read it again."""
+    """A value that a write depends on has changed: read it again."""
 
     code, grpc_code, http_status = "conflict", "ABORTED", 409
 

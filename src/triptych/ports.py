@@ -103,7 +103,7 @@ class Encoder(Instance, Protocol):
 
 
 class HolderStub(Protocol):
-    """What the reader of an embedding calls at the holder's address, besides reading its memory."""
+    """Calls of the reader of an embedding at the holder's address, besides reading its memory."""
 
     async def describe(self) -> InstanceInfo: ...
 
@@ -147,7 +147,7 @@ class PoolManager(Protocol):
         ...
 
     def watch(self, watch: Watch) -> AsyncGenerator[MembershipDelta]:
-        """What the watcher does not know yet, then every change, at a bounded rate; and regularly without a change.
+        """Yield what the watcher does not know yet, then every change, at a bounded rate; and regularly without a change.
 
         Raises Overloaded at the limit of watchers.
         """
@@ -425,7 +425,7 @@ class PreparedItem(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Its memory while it waits."""
+        """Memory that it takes while it waits."""
         ...
 
 
@@ -691,7 +691,7 @@ class TextEngine(Protocol):
 
     @property
     def prefix_hits_tokens(self) -> int:
-        """Those of them that were found."""
+        """Tokens of those that were found."""
         ...
 
     @property

@@ -30,7 +30,7 @@ def test_a_benchmark_that_is_terminated_leaves_no_process_and_no_files(
     )
     children: list[psutil.Process] = []
     try:
-        while not any(_has_started(one) for one in children):
+        while not any(_has_started(process) for process in children):
             assert benchmark.poll() is None, "it ended before it was terminated"
             time.sleep(0.05)
             children = psutil.Process(benchmark.pid).children(recursive=True)
@@ -48,7 +48,7 @@ def test_a_benchmark_that_is_terminated_leaves_no_process_and_no_files(
 
 
 def _has_started(child: psutil.Process) -> bool:
-    """It is past the start of the interpreter."""
+    """Whether a child is past the start of the interpreter."""
     with suppress(psutil.NoSuchProcess):
         return bool(child.cpu_times().user > 0.1)
     return False

@@ -109,18 +109,18 @@ def test_figures_are_of_each_class_and_count_what_failed() -> None:
 
 
 def test_all_placements_get_the_same_requests() -> None:
-    one, other = (requests_of(Settings(), Cell("demo", name, "mixed", 0.6), 5.0, 0) for name in ("EPD", "E+PD"))
-    assert one == other
-    assert one != requests_of(Settings(), Cell("demo", "EPD", "mixed", 0.6), 5.0, 1)
+    monolith, apart = (requests_of(Settings(), Cell("demo", name, "mixed", 0.6), 5.0, 0) for name in ("EPD", "E+PD"))
+    assert monolith == apart
+    assert monolith != requests_of(Settings(), Cell("demo", "EPD", "mixed", 0.6), 5.0, 1)
 
 
 def test_prompts_have_the_tokens_of_the_texts_that_are_sent() -> None:
     path = Model.named("demo").path
     planned = [Planned(0.0, words, (), 1) for words in (3, 30)]
-    prompts = Prompts.of(path, [Record(one, prompt_tokens=0) for one in planned[:1]], "seed")
+    prompts = Prompts.of(path, [Record(request, prompt_tokens=0) for request in planned[:1]], "seed")
     exact = Prompts(prompts.tokenizer, 5).planned(planned, "seed")
     again = Prompts(prompts.tokenizer, 7).planned(planned, "seed")
-    assert [one.text_tokens + 2 for one in exact] == [one.text_tokens for one in again]
+    assert [request.text_tokens + 2 for request in exact] == [request.text_tokens for request in again]
     assert exact[1].text_tokens > exact[0].text_tokens + 20
 
 

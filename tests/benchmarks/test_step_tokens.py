@@ -5,7 +5,7 @@ from tests.benchmarks.quick import figures_of
 
 def test_the_benchmark_of_token_budgets_measures_given_and_measured_ones(tmp_path: Path) -> None:
     rows = figures_of("step_tokens", tmp_path)["rows"]
-    assert [(one["budget"], one["measured"]) for one in rows[:-1]] == [(64, False), (2048, False)]
+    assert [(row["budget"], row["measured"]) for row in rows[:-1]] == [(64, False), (2048, False)]
     assert rows[-1]["measured"]
     assert 128 <= rows[-1]["budget"] <= 2048
     for row in rows:

@@ -53,7 +53,7 @@ class Cluster:
 
     @classmethod
     def of(cls, engine: Engine, project: str) -> "Cluster":
-        without_gpu = [name for name, one in services().items() if "profiles" not in one]
+        without_gpu = [name for name, service in services().items() if "profiles" not in service]
         here = [name for name in without_gpu if engine.pulls or name != "grafana"]
         published = ("GATEWAY_PORT", "ROUTER_PORT", "PROMETHEUS_PORT", "GRAFANA_PORT")
         chosen = dict(zip(published, ports.free(len(published)), strict=True))
@@ -79,7 +79,11 @@ class Cluster:
         found = self.engine.run("ps", "--all", "--quiet", *filters).split()
         inspected: list[dict[str, Any]] = json.loads(self.engine.run("inspect", *found)) if found else []
         # Compose's own one-off containers are not part of the service.
-        return [one for one in inspected if one["Config"]["Labels"].get("com.docker.compose.oneoff") != "True"]
+        return [
+            container
+            for container in inspected
+            if container["Config"]["Labels"].get("com.docker.compose.oneoff") != "True"
+        ]
 
     def wait_healthy(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s  # noqa: TID251 - waits for containers
@@ -119,7 +123,7 @@ class Cluster:
 
     def ask(self) -> tuple[str, str]:
         """Ask about new pictures; returns the answer and the request's id."""
-        urls = [f"data:image/png;base64,{base64.b64encode(one).decode()}" for one in new_images()]
+        urls = [f"data:image/png;base64,{base64.b64encode(image).decode()}" for image in new_images()]
         content = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
         content.append({"type": "text", "text": "What digits are shown?"})
         messages = [{"role": "user", "content": content}]
@@ -143,7 +147,7 @@ class Cluster:
 
     def certificates_on_disk(self) -> dict[str, str]:
         """Of each service that accepts TLS from others."""
-        return {one: self("exec", "-T", one, "cat", "/identity/cert.pem").strip() for one in LISTENING}
+        return {service: self("exec", "-T", service, "cat", "/identity/cert.pem").strip() for service in LISTENING}
 
     def certificates_in_use(self) -> dict[str, str]:
         """What the same services present, to the pool manager's container."""
@@ -232,11 +236,11 @@ def wait_until(met: Any, what: str, *, timeout_s: float = 120.0) -> None:
 
 def build(engine: Engine, secrets: Sequence[str], service: str) -> str:
     """Build a service's image as docker-compose.yml says, and return its name."""
-    one = services()[service]
+    definition = services()[service]
     arguments = [
         f"--build-arg={name}={value.partition(':-')[2].rstrip('}') if value.startswith('${') else value}"
-        for name, value in one["build"].get("args", {}).items()
+        for name, value in definition["build"].get("args", {}).items()
     ]
-    file = ("--file", one["build"]["dockerfile"], "--tag", one["image"], one["build"]["context"])
+    file = ("--file", definition["build"]["dockerfile"], "--tag", definition["image"], definition["build"]["context"])
     engine.run("build", "--quiet", "--network=host", *secrets, *arguments, *file, timeout_s=1200)
-    return str(one["image"])
+    return str(definition["image"])

@@ -179,7 +179,7 @@ def _network_as_before() -> Iterator[None]:
 def _remove(home: Path, more: Sequence[Path]) -> None:
     """A daemon's directories, with what is still mounted in them."""
     mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
-    for mount in sorted((one for one in mounts if one.startswith(f"{home}/")), reverse=True):
+    for mount in sorted((source for source in mounts if source.startswith(f"{home}/")), reverse=True):
         subprocess.run(("umount", "-l", mount), check=False, capture_output=True)
     layers = [path for path in (home / "data" / "overlay2").glob("*") if path.is_dir()]
     with ThreadPoolExecutor(8) as threads:  # hundreds of thousands of files: each thread mostly waits for the disk
@@ -214,7 +214,7 @@ def _make_stand_ins(engine: Engine) -> None:
         ran(("mmdebstrap", *options, "bookworm", str(new), *map(str, lists)), engine.environ, timeout_s=900)
         new.rename(base)
     engine.run("import", str(base), PYTHON_IMAGE, timeout_s=120)
-    images = {service: one["image"] for service, one in services().items() if "image" in one}
+    images = {service: definition["image"] for service, definition in services().items() if "image" in definition}
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "Dockerfile").write_text(_STAND_INS)
         for target in ("redis", "prometheus"):
@@ -223,7 +223,7 @@ def _make_stand_ins(engine: Engine) -> None:
 
 
 def services() -> dict[str, dict[str, Any]]:
-    """Those of docker-compose.yml."""
+    """The services of docker-compose.yml."""
     found: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
     return found
 
@@ -248,8 +248,8 @@ def pip_secrets(engine: Engine) -> Iterator[tuple[str, ...]]:
             options += ["--secret", f"id=ca.pem,src={certificates[0]}"]
             settings["cert"] = ["/run/secrets/ca.pem"]
         for key in ("index-url", "extra-index-url", "find-links"):
-            served = (stack.enter_context(_served(one)) for one in settings.get(key, ()))
-            if kept := [one for one in served if one]:
+            served = (stack.enter_context(_served(address)) for address in settings.get(key, ()))
+            if kept := [address for address in served if address]:
                 settings[key] = kept
             else:
                 settings.pop(key, None)
@@ -297,5 +297,5 @@ def _served(location: str) -> Iterator[str]:
 def image_sizes(engine: Engine, names: Sequence[str]) -> dict[str, int]:
     """Bytes of each image, without those of the base image."""
     found = json.loads(engine.run("image", "inspect", PYTHON_IMAGE, *names))
-    sizes = [one["Size"] for one in found]
+    sizes = [image["Size"] for image in found]
     return {name: size - sizes[0] for name, size in zip(names, sizes[1:], strict=True)}

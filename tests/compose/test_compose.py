@@ -81,11 +81,11 @@ def test_images_are_small_and_three_hold_no_torch(engine: Engine, sizes: dict[st
 
 
 def test_every_service_is_healthy_without_further_steps(cluster: Cluster) -> None:
-    running = [one for one in cluster.containers() if one["State"]["Running"]]
-    names = sorted(one["Config"]["Labels"]["com.docker.compose.service"] for one in running)
+    running = [container for container in cluster.containers() if container["State"]["Running"]]
+    names = sorted(container["Config"]["Labels"]["com.docker.compose.service"] for container in running)
     once = {"init", "model"}
     assert names == sorted([*(name for name in cluster.names if name not in once), "encoder"])
-    assert all(one["State"]["Health"]["Status"] == "healthy" for one in running)
+    assert all(container["State"]["Health"]["Status"] == "healthy" for container in running)
 
 
 def test_a_question_about_several_images_is_answered(cluster: Cluster) -> None:
@@ -183,13 +183,14 @@ def test_encoders_are_added_and_drained_without_an_error(cluster: Cluster) -> No
         targets = "/api/v1/query?query=count(up{job=%22encoder%22}==1)"
         wait_until(
             lambda: (
-                [one["value"][1] for one in cluster.http(targets, port="PROMETHEUS_PORT")["data"]["result"]] == ["4"]
+                [series["value"][1] for series in cluster.http(targets, port="PROMETHEUS_PORT")["data"]["result"]]
+                == ["4"]
             ),
             "Prometheus scrapes four encoders",
         )
         cluster.up("--no-recreate", "--scale", "encoder=2")
         wait_for(load, 8)
-    assert len([one for one in cluster.containers("encoder") if one["State"]["Running"]]) == 2
+    assert len([container for container in cluster.containers("encoder") if container["State"]["Running"]]) == 2
     say(f"{load.right} answers while encoders went from 2 to 4 to 2")
 
 
@@ -197,7 +198,7 @@ def test_encoders_are_added_and_drained_without_an_error(cluster: Cluster) -> No
 def test_every_service_is_scraped(cluster: Cluster) -> None:
     def up() -> dict[str, int]:
         answer = cluster.http("/api/v1/query?query=sum%20by%20(job)(up)", port="PROMETHEUS_PORT")
-        return {one["metric"]["job"]: int(one["value"][1]) for one in answer["data"]["result"]}
+        return {series["metric"]["job"]: int(series["value"][1]) for series in answer["data"]["result"]}
 
     wanted = {"encoder": 2, "gateway": 1, "pool-manager": 1, "router": 1, "text": 1}
     wait_until(lambda: wanted.items() <= up().items(), f"Prometheus scrapes {wanted}")
@@ -272,7 +273,7 @@ def test_an_operator_drains_an_encoder_from_the_host(cluster: Cluster, tmp_path:
 def documented_override() -> str:
     """What docs/deployment.md says to publish the pool manager's port with."""
     text = (ROOT / "docs" / "deployment.md").read_text()
-    (found,) = (one for one in re.findall(r"```yaml\n(.*?)```", text, flags=re.DOTALL) if "pool-manager:" in one)
+    (found,) = (block for block in re.findall(r"```yaml\n(.*?)```", text, flags=re.DOTALL) if "pool-manager:" in block)
     return str(found)
 
 
@@ -288,9 +289,17 @@ def test_services_log_json(cluster: Cluster) -> None:
 
 @pytest.mark.extended
 def test_a_second_up_changes_nothing(cluster: Cluster) -> None:
-    before = {one["Id"]: one["State"]["StartedAt"] for one in cluster.containers() if one["State"]["Running"]}
+    before = {
+        container["Id"]: container["State"]["StartedAt"]
+        for container in cluster.containers()
+        if container["State"]["Running"]
+    }
     cluster.up()
-    after = {one["Id"]: one["State"]["StartedAt"] for one in cluster.containers() if one["State"]["Running"]}
+    after = {
+        container["Id"]: container["State"]["StartedAt"]
+        for container in cluster.containers()
+        if container["State"]["Running"]
+    }
     assert before == after
     assert cluster("run", "--rm", "-T", "init", "key").strip() == cluster.key
 
@@ -298,7 +307,7 @@ def test_a_second_up_changes_nothing(cluster: Cluster) -> None:
 @pytest.mark.extended
 def test_services_stop_in_order_at_once_when_idle(cluster: Cluster) -> None:
     cluster("stop", timeout_s=120)
-    codes = {one["Name"]: one["State"]["ExitCode"] for one in cluster.containers()}
+    codes = {container["Name"]: container["State"]["ExitCode"] for container in cluster.containers()}
     named = {name: code for name, code in codes.items() if not re.search(r"prometheus|grafana", name)}
     assert set(named.values()) == {0}, named
     assert set(services()) > set(BUILT)

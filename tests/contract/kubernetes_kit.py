@@ -203,7 +203,10 @@ class Controllers:
 
 
 def _is_ready(pod: Any) -> bool:
-    return any(one["type"] == "Ready" and one["status"] == "True" for one in pod["status"].get("conditions", ()))
+    return any(
+        condition["type"] == "Ready" and condition["status"] == "True"
+        for condition in pod["status"].get("conditions", ())
+    )
 
 
 def _rank(pod: Any) -> tuple[bool, int, int]:

@@ -81,7 +81,7 @@ class Ended:
     """A pod that was deleted."""
 
     cost: str
-    """Its deletion cost at that time."""
+    """The pod's deletion cost at that time."""
     hook_status: int | None
     """Of ``preStop``; None without one."""
     hook_s: float
@@ -172,7 +172,7 @@ class Nodes:
         names = {pod["metadata"]["name"] for pod in alive}
         for _ in range(wanted - len(alive)):
             if kind == "StatefulSet":
-                new = next(f"{name}-{one}" for one in range(wanted) if f"{name}-{one}" not in names)
+                new = next(f"{name}-{number}" for number in range(wanted) if f"{name}-{number}" not in names)
             else:
                 new = f"{name}-{digest}-{next(self._numbers):04}"
             names.add(new)
@@ -310,7 +310,7 @@ class Nodes:
 
 def _replaced(text: str, here: Mapping[str, str]) -> str:
     """Replace whole names and beginnings of paths."""
-    known = "|".join(re.escape(one) for one in sorted(here, key=len, reverse=True))
+    known = "|".join(re.escape(text) for text in sorted(here, key=len, reverse=True))
     return re.sub(rf"(?<![\w./-])({known})(?![\w.-])", lambda match: here[match[1]], text)
 
 
@@ -322,5 +322,5 @@ def _cost(pod: Document) -> str:
 def _rank(pod: Document) -> tuple[bool, int, str]:
     """The order in which a ReplicaSet deletes: not ready first, then by deletion cost, then by age."""
     conditions = pod["status"].get("conditions", ())
-    ready = any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+    ready = any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
     return ready, int(_cost(pod) or 0), pod["metadata"]["name"]

@@ -45,13 +45,13 @@ def rendered(overlay: str) -> list[Document]:
 
 def workloads(documents: Iterable[Document]) -> dict[str, Document]:
     """Deployments and StatefulSets by their component."""
-    found = [one for one in documents if one["kind"] in ("Deployment", "StatefulSet")]
-    return {one["metadata"]["labels"][COMPONENT]: one for one in found}
+    found = [document for document in documents if document["kind"] in ("Deployment", "StatefulSet")]
+    return {workload["metadata"]["labels"][COMPONENT]: workload for workload in found}
 
 
 def of_kind(documents: Iterable[Document], kind: str) -> dict[str, Document]:
     """Objects of a kind by name."""
-    return {one["metadata"]["name"]: one for one in documents if one["kind"] == kind}
+    return {document["metadata"]["name"]: document for document in documents if document["kind"] == kind}
 
 
 def pod_of(workload: Document) -> Document:
@@ -60,7 +60,7 @@ def pod_of(workload: Document) -> Document:
 
 
 def container_of(workload: Document) -> Document:
-    """Its only container."""
+    """The only container of a workload."""
     (container,) = pod_of(workload)["containers"]
     found: Document = container
     return found
@@ -116,7 +116,7 @@ def selects(selector: Document, labels: Mapping[str, str]) -> bool:
     """Whether a label selector with ``In`` as its only operator selects an object."""
     assert set(selector) <= {"matchLabels", "matchExpressions"}
     expressions = selector.get("matchExpressions", ())
-    assert all(one["operator"] == "In" for one in expressions)
+    assert all(expression["operator"] == "In" for expression in expressions)
     return all(labels.get(key) == value for key, value in selector.get("matchLabels", {}).items()) and all(
-        labels.get(one["key"]) in one["values"] for one in expressions
+        labels.get(expression["key"]) in expression["values"] for expression in expressions
     )

@@ -82,7 +82,7 @@ def cut(asked: EngineRequest, whole: dict[int, Answered], position: int, *, shar
 
 
 def check_same(rest: dict[int, Answered], whole: dict[int, Answered], position: int) -> None:
-    """It goes on as the whole answer does."""
+    """Assert that the rest goes on as the whole answer does."""
     assert sorted(rest) == [choice for choice in sorted(whole) if position < len(whole[choice].token_ids)]
     for choice, after in rest.items():
         before = whole[choice]
@@ -90,10 +90,10 @@ def check_same(rest: dict[int, Answered], whole: dict[int, Answered], position: 
         assert (after.reason, after.error) == (before.reason, None)
         expected = before.scores[position:]
         assert len(after.scores) == len(expected)
-        for one, other in zip(after.scores, expected, strict=True):
-            assert [top.token_id for top in one.top] == [top.token_id for top in other.top]
+        for scores, other in zip(after.scores, expected, strict=True):
+            assert [top.token_id for top in scores.top] == [top.token_id for top in other.top]
             assert np.allclose(
-                [scored.logprob for scored in (one.chosen, *one.top)],
+                [scored.logprob for scored in (scores.chosen, *scores.top)],
                 [scored.logprob for scored in (other.chosen, *other.top)],
                 atol=1e-3,
             )
@@ -101,7 +101,7 @@ def check_same(rest: dict[int, Answered], whole: dict[int, Answered], position: 
 
 def check_all(own: TextEngine, asked: EngineRequest, whole: dict[int, Answered], *, shared: bool = True) -> None:
     """From every position, some of them in one batch."""
-    steps = max(len(one.token_ids) for one in whole.values())
+    steps = max(len(answered.token_ids) for answered in whole.values())
     for first in range(0, steps, TOGETHER):
         rests = {at: cut(asked, whole, at, shared=shared) for at in range(first, min(first + TOGETHER, steps))}
         answers = ask(own, *rests.values())
@@ -142,7 +142,7 @@ def test_answers_in_a_response_format_go_on_from_every_position(own: TextEngine)
     fresh = asked.grammar
     assert fresh is not None
     whole = of_choices(ask(own, replace(asked, grammar=fresh.fork())), "whole")
-    assert {one.reason for one in whole.values()} == {FinishReason.STOP}
+    assert {answered.reason for answered in whole.values()} == {FinishReason.STOP}
     check_all(own, asked, whole)
 
 
@@ -150,9 +150,11 @@ def test_choices_go_on_from_different_positions(own: TextEngine) -> None:
     asked = request("whole", ONE, drawn(12, n=4))
     whole = of_choices(ask(own, asked), "whole")
     begun = {0: 5, 2: 0, 3: 11}
-    continued = tuple(ContinuedChoice(one, tuple(whole[one].token_ids[:length])) for one, length in begun.items())
+    continued = tuple(
+        ContinuedChoice(choice, tuple(whole[choice].token_ids[:length])) for choice, length in begun.items()
+    )
     rest = of_choices(ask(own, replace(asked, request_id="rest", continued=continued)), "rest")
-    assert {choice: one.token_ids for choice, one in rest.items()} == {
+    assert {choice: answered.token_ids for choice, answered in rest.items()} == {
         choice: whole[choice].token_ids[length:] for choice, length in begun.items()
     }
 

@@ -56,7 +56,7 @@ def item(name: str) -> tuple[bytes, MediaInfo]:
 
 
 def rows(tensors: tuple[Tensor, ...]) -> list[np.ndarray[Any, np.dtype[Any]]]:
-    return [np.frombuffer(one.data, np.float32).reshape(one.spec.shape) for one in tensors]
+    return [np.frombuffer(tensor.data, np.float32).reshape(tensor.spec.shape) for tensor in tensors]
 
 
 def alone(engine: AdapterEncoderEngine, name: str) -> list[np.ndarray[Any, np.dtype[Any]]]:
@@ -91,9 +91,9 @@ def test_a_batch_gives_each_item_what_it_gets_alone(engine: AdapterEncoderEngine
 def test_items_are_prepared_by_several_threads(engine: AdapterEncoderEngine) -> None:
     with ThreadPoolExecutor(4) as pool:
         prepared = list(pool.map(lambda name: engine.prepare(*item(name)), IMAGES * 4))
-    for name, one in zip(IMAGES * 4, prepared, strict=True):
+    for name, first in zip(IMAGES * 4, prepared, strict=True):
         again = engine.prepare(*item(name))
-        assert all(torch.equal(one.features[key], again.features[key]) for key in again.features)
+        assert all(torch.equal(first.features[key], again.features[key]) for key in again.features)
 
 
 @pytest.mark.parametrize("damage", [lambda media: media[: len(media) // 2], lambda _: b"", lambda media: media[:40]])

@@ -101,7 +101,7 @@ def with_choices(asked: EngineRequest, n: int) -> EngineRequest:
 def test_each_choice_pauses_after_its_first_token(asked: EngineRequest, source: TextEngine) -> None:
     source.add(replace(with_choices(asked, 2), pauses=True))
     answers = step_while_it_can(source)
-    assert {choice: len(one.token_ids) for (_, choice), one in answers.items()} == {0: 1, 1: 1}
+    assert {choice: len(answered.token_ids) for (_, choice), answered in answers.items()} == {0: 1, 1: 1}
     assert [access(source).computed("one", choice) for choice in range(3)] == [len(PROMPT), len(PROMPT), 0]
     assert source.has_work
     assert source.pending_tokens == 0
@@ -129,7 +129,7 @@ def test_an_answer_goes_on_at_another_engine(
     asked = with_choices(asked, n)
     whole = of_choices(ask(source, asked), "one")
     outputs, packed = prefill(source, asked)
-    begun = {one.choice: list(one.token_ids) for one in outputs}
+    begun = {output.choice: list(output.token_ids) for output in outputs}
     assert packed[-1][0].end == len(PROMPT)
     answers: Answers = {}
     collect(answers, go_on(target, asked, begun, dict.fromkeys(begun, packed)))
@@ -145,7 +145,7 @@ def test_what_is_lost_on_the_way_is_computed(
 ) -> None:
     whole = of_choices(ask(source, asked), "one")
     outputs, packed = prefill(source, asked)
-    begun = {one.choice: list(one.token_ids) for one in outputs}
+    begun = {output.choice: list(output.token_ids) for output in outputs}
     answers: Answers = {}
     collect(answers, go_on(target, asked, begun, {0: packed}, lost=range(lost, 3)))
     collect(answers, target.step())
@@ -247,7 +247,7 @@ def test_hashes_of_beginnings_are_known_at_once_and_equal_in_all_engines(
     source.add(asked)
     target.add(replace(asked, token_ids=(*PROMPT[:40], 7, 8, 9)))
     pairs = [tuple(access(engine).prefix_hash("one", 0, end) for engine in (source, target)) for end in (1, 16, 40, 41)]
-    assert [one == other for one, other in pairs] == [True, True, True, False]
+    assert [of_source == of_target for of_source, of_target in pairs] == [True, True, True, False]
     target.cancel("one")
     target.add(replace(asked, tenant_salt=b"another"))
     assert access(source).prefix_hash("one", 0, 16) != access(target).prefix_hash("one", 0, 16)
@@ -281,7 +281,11 @@ def rest(
     engine: TransformersTextEngine, asked: EngineRequest, begun: Answers, packed: Packed, *, lost: Sequence[int] = ()
 ) -> dict[int, Answered]:
     """The answers' ends, from another engine."""
-    going = {choice: one.token_ids for choice, one in of_choices(begun, asked.request_id).items() if one.reason is None}
+    going = {
+        choice: answered.token_ids
+        for choice, answered in of_choices(begun, asked.request_id).items()
+        if answered.reason is None
+    }
     answers: Answers = {}
     collect(answers, go_on(engine, asked, going, dict.fromkeys(going, packed), lost=lost))
     while engine.has_work:

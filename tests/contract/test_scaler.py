@@ -130,7 +130,9 @@ async def test_a_removed_instance_is_replaced_while_the_size_wants_it(acting: Ki
     await acting.scaler.remove(POOL, former.name, 1)
 
     def is_replaced(pool: ScaledPool) -> bool:
-        return [(one.name != former.name, one.phase) for one in pool.instances] == [(True, ProcessPhase.RUNNING)]
+        return [(instance.name != former.name, instance.phase) for instance in pool.instances] == [
+            (True, ProcessPhase.RUNNING)
+        ]
 
     await acting.until(is_replaced)
     await acting.until_gone(former.name)

@@ -149,11 +149,13 @@ def test_log_probabilities_are_those_of_the_model(engine: TextEngine) -> None:
     for token, scores in zip(plain.token_ids, plain.scores, strict=True):
         assert scores.chosen.token_id == token
         assert scores.chosen == scores.top[0], "greedy"
-        assert [one.logprob for one in scores.top] == sorted((one.logprob for one in scores.top), reverse=True)
+        assert [scored.logprob for scored in scores.top] == sorted(
+            (scored.logprob for scored in scores.top), reverse=True
+        )
         assert len(scores.top) == 3
-    assert [one.token_id for one in warm.scores[0].top] == [one.token_id for one in plain.scores[0].top]
+    assert [scored.token_id for scored in warm.scores[0].top] == [scored.token_id for scored in plain.scores[0].top]
     assert np.allclose(
-        [one.logprob for one in warm.scores[0].top], [one.logprob for one in plain.scores[0].top], atol=1e-3
+        [scored.logprob for scored in warm.scores[0].top], [scored.logprob for scored in plain.scores[0].top], atol=1e-3
     )
     none = ask_one(engine, request("one", TWO, greedy(logprobs=0)))
     assert [scores.top for scores in none.scores] == [()] * len(none.token_ids)
@@ -178,9 +180,9 @@ def test_answers_follow_their_response_formats_beside_free_ones(engine: TextEngi
     assert tuple(answers["free", 0].token_ids) == answer(TWO).token_ids
     for seed in range(3):
         for choice in range(2):
-            one = answers[f"r{seed}", choice]
-            assert one.reason is FinishReason.STOP, one.text
-            text = tokenizer().backend.decode(one.token_ids, skip_special_tokens=True)
+            answered = answers[f"r{seed}", choice]
+            assert answered.reason is FinishReason.STOP, answered.text
+            text = tokenizer().backend.decode(answered.token_ids, skip_special_tokens=True)
             assert len(json.loads(text)["digits"]) <= 3
 
 
@@ -234,7 +236,7 @@ def test_cancelled_requests_and_choices_free_their_memory_at_once(engine: TextEn
     engine.cancel("unknown")
     while engine.has_work:
         outputs = engine.step()
-        assert not [one for one in outputs if one.request_id == "gone" or one.choice == 1]
+        assert not [output for output in outputs if output.request_id == "gone" or output.choice == 1]
         collect(answers, outputs)
     assert [len(answers["some", choice].token_ids) for choice in (0, 2)] == [20, 20]
 
@@ -309,7 +311,7 @@ def test_tenants_and_items_without_identity_share_no_prefix(engine: TextEngine) 
     assert engine.prefix_hits_tokens == hits
     for name in ("unknown", "unknown too"):
         asked = request(name, question, tenant_salt=b"a")
-        nameless = replace(asked, embeddings=tuple(replace(one, key=b"") for one in asked.embeddings))
+        nameless = replace(asked, embeddings=tuple(replace(embedding, key=b"") for embedding in asked.embeddings))
         assert tuple(ask_one(engine, nameless).token_ids) == answer(question).token_ids
     assert engine.prefix_hits_tokens == hits
 
@@ -403,7 +405,7 @@ def test_items_may_come_in_any_order(engine: TextEngine) -> None:
 
 def test_embeddings_beyond_the_memory_for_them_are_refused(engine: TextEngine) -> None:
     """The memory holds those of two such requests."""
-    nbytes = sum(one.spec.nbytes for one in first_embedding(request("one", ONE)).tensors.values())
+    nbytes = sum(tensor.spec.nbytes for tensor in first_embedding(request("one", ONE)).tensors.values())
     many = Question("What?", ("1_a",) * (MAX_EMBEDDING_BYTES // nbytes // 2))
     engine.add(request("first", many, greedy(2)))
     engine.add(request("second", many, greedy(2)))

@@ -164,7 +164,7 @@ def request(
 
 @dataclass
 class Answered:
-    """All of one choice's outputs."""
+    """A choice's outputs."""
 
     token_ids: list[int] = field(default_factory=list)
     scores: list[Scores] = field(default_factory=list)
@@ -181,11 +181,11 @@ Answers = dict[tuple[str, int], Answered]
 
 def collect(answers: Answers, outputs: Iterable[EngineOutput]) -> None:
     for output in outputs:
-        one = answers.setdefault((output.request_id, output.choice), Answered())
-        assert one.reason is None, "nothing follows the end of a choice"
-        one.token_ids += output.token_ids
-        one.scores += output.scores
-        one.reason, one.error = output.finish_reason, output.error
+        answered = answers.setdefault((output.request_id, output.choice), Answered())
+        assert answered.reason is None, "nothing follows the end of a choice"
+        answered.token_ids += output.token_ids
+        answered.scores += output.scores
+        answered.reason, answered.error = output.finish_reason, output.error
 
 
 def finish(engine: TextEngine) -> Answers:
@@ -202,8 +202,8 @@ def ask(engine: TextEngine, *requests: EngineRequest) -> Answers:
     return finish(engine)
 
 
-def ask_one(engine: TextEngine, one: EngineRequest) -> Answered:
-    return ask(engine, one)[one.request_id, 0]
+def ask_one(engine: TextEngine, asked: EngineRequest) -> Answered:
+    return ask(engine, asked)[asked.request_id, 0]
 
 
 def assert_idle(engine: TextEngine) -> None:

@@ -67,20 +67,20 @@ def _values(field: Any) -> tuple[Any, ...]:
         case Field.CPPTYPE_MESSAGE:
             return ()
         case Field.CPPTYPE_BOOL:
-            one: tuple[Any, ...] = (True, False)
+            values: tuple[Any, ...] = (True, False)
         case Field.CPPTYPE_ENUM:
-            one = (0, 1, 2, 99, -1)
+            values = (0, 1, 2, 99, -1)
         case Field.CPPTYPE_STRING if field.type == Field.TYPE_BYTES:
-            one = (b"", b"\x00", bytes(17), bytes(LARGE))
+            values = (b"", b"\x00", bytes(17), bytes(LARGE))
         case Field.CPPTYPE_STRING:
-            one = ("", "\x00", "\U0001f600" * 600, "[" * LARGE, "x" * LARGE)
+            values = ("", "\x00", "\U0001f600" * 600, "[" * LARGE, "x" * LARGE)
         case Field.CPPTYPE_DOUBLE | Field.CPPTYPE_FLOAT:
-            one = _FLOATS
+            values = _FLOATS
         case _:
-            one = _INTEGERS[field.cpp_type]
+            values = _INTEGERS[field.cpp_type]
     if field.is_repeated:
-        return (*([value] for value in one), [one[0]] * MANY, [one[-1]] * 8)
-    return one
+        return (*([value] for value in values), [values[0]] * MANY, [values[-1]] * 8)
+    return values
 
 
 def _set(message: Message, field: Any, value: Any) -> None:

@@ -23,7 +23,7 @@ from triptych.workload.report import percentile
 
 KINDS = ("encoder", "router", "text", "gateway", "pool_manager")
 PAIRED = KINDS[:-1]
-"""Those that have a spare. No request passes through the pool manager."""
+"""Kinds that have a spare. No request passes through the pool manager."""
 CLIENTS = 24
 NOTICED_S = 0.25
 """Until those that call a killed process know of it."""
@@ -62,7 +62,7 @@ class Outcome:
     errors: Counter[str] = field(default_factory=Counter)
     """Clear errors, by code."""
     other_errors: int = 0
-    """Those of requests that did not run while the process was killed."""
+    """Errors of requests that did not run while the process was killed."""
     cut: int = 0
     """Connections that a killed gateway had; their requests were sent again to the other one."""
     took_s: list[float] = field(default_factory=list)
@@ -90,7 +90,7 @@ class Pairs:
         self.services: dict[str, Service] = {}
         """By name: ``router-1``."""
         self.open_to: dict[str, bool] = {}
-        """Which gateways clients may be sent to, by name."""
+        """Whether clients may be sent to a gateway, by name."""
 
     @classmethod
     @asynccontextmanager
@@ -156,12 +156,13 @@ async def mixture(pairs: Pairs) -> tuple[Asked, ...]:
     those of the cluster while nothing happens to it; those of the others are of transformers.
     """
     found = [
-        Asked(one.body(stream=bool(at % 2)), answer(one).text) for at, one in enumerate(questions((0, 1, 0, 2, 4), 20))
+        Asked(question.body(stream=bool(at % 2)), answer(question).text)
+        for at, question in enumerate(questions((0, 1, 0, 2, 4), 20))
     ]
     async with client() as http:
         url = f"http://{pairs.services['gateway-1'].target}"
-        for seed, one in enumerate(questions((0, 2), 4)):
-            body = one.body(max_tokens=LONG_TOKENS, temperature=1.2, seed=seed, ignore_eos=True, stream=True)
+        for seed, question in enumerate(questions((0, 2), 4)):
+            body = question.body(max_tokens=LONG_TOKENS, temperature=1.2, seed=seed, ignore_eos=True, stream=True)
             found.append(Asked(body, await asked(http, url, body)))
     return tuple(found)
 
@@ -208,11 +209,11 @@ class Round:
         return time.perf_counter() >= self._hit_from_s and began_s <= self._hit_to_s + NOTICED_S
 
     async def _client(self, http: httpx.AsyncClient, left: Iterator[tuple[int, Asked]]) -> None:
-        for number, one in left:
+        for number, question in left:
             began_s = time.perf_counter()
             try:
                 async with asyncio.timeout(REST_TIMEOUT_S):
-                    text = await self._ask(http, number, one, began_s)
+                    text = await self._ask(http, number, question, began_s)
             except TimeoutError:
                 self.outcome.hung += 1
             except Refused as error:
@@ -223,19 +224,19 @@ class Round:
             else:
                 self.outcome.answers += 1
                 self.outcome.took_s.append(time.perf_counter() - began_s)
-                if text != one.right:
-                    self.outcome.wrong.append(f"{text!r} instead of {one.right!r}")
+                if text != question.right:
+                    self.outcome.wrong.append(f"{text!r} instead of {question.right!r}")
                 if self.outcome.answers == self._hit_at:
                     self._due.set()
 
-    async def _ask(self, http: httpx.AsyncClient, number: int, one: Asked, began_s: float) -> str:
+    async def _ask(self, http: httpx.AsyncClient, number: int, question: Asked, began_s: float) -> str:
         """As a client that knows two addresses: the other gateway if one does not listen, or was killed with the request."""
         gateways = [f"gateway-{1 + (number + other) % 2}" for other in range(2)]
         for gateway in gateways:
             if not self._pairs.open_to[gateway]:
                 continue
             try:
-                return await asked(http, f"http://{self._pairs.services[gateway].target}", one.body)
+                return await asked(http, f"http://{self._pairs.services[gateway].target}", question.body)
             except httpx.ConnectError:
                 if gateway != self.outcome.process:
                     raise

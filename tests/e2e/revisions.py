@@ -152,7 +152,7 @@ class Processes:
 
     @property
     def _taken(self) -> set[int]:
-        return {port for one in self.started for port in (one.port, one.admin_port)}
+        return {port for service in self.started for port in (service.port, service.admin_port)}
 
     def faults(self) -> Mapping[str, list[str]]:
         """Lines of errors and stacks in the logs, by process."""

@@ -79,9 +79,9 @@ async def test_a_burst_at_one_model_changes_no_pool_of_the_other_and_no_text_poo
     assert not outcome.failed, explain
     assert outcome.largest(Role.E) >= 3, explain
     assert outcome.largest(Role.PD) == 1, explain
-    assert {(one.beside[Role.E], one.beside[Role.PD]) for one in outcome.samples} == {(1, 1)}
+    assert {(sample.beside[Role.E], sample.beside[Role.PD]) for sample in outcome.samples} == {(1, 1)}
     assert outcome.beside
-    assert all(one.ok for one in outcome.beside)
+    assert all(record.ok for record in outcome.beside)
 
 
 def told(outcome: Outcome) -> str:

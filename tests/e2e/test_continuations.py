@@ -40,7 +40,7 @@ class Streamed:
             index = choice["index"]
             self.texts[index] = self.texts.get(index, "") + (choice["delta"].get("content") or "")
             said = (choice.get("logprobs") or {}).get("content") or []
-            self.tokens.setdefault(index, []).extend((one["token"], one["logprob"]) for one in said)
+            self.tokens.setdefault(index, []).extend((token["token"], token["logprob"]) for token in said)
             if choice["finish_reason"] is not None:
                 assert index not in self.reasons, "a choice ends once"
                 self.reasons[index] = choice["finish_reason"]
@@ -72,7 +72,7 @@ async def timeline(client: httpx.AsyncClient, request_id: str) -> dict[str, Any]
 
 @contextmanager
 def stopped(cluster: LocalCluster, processes: Collection[str]) -> Iterator[None]:
-    """They do nothing meanwhile, so that no answer ends before the one is killed that is found out about."""
+    """Stop processes meanwhile, so that no answer ends before the one is killed that is found out about."""
     for process in processes:
         cluster.kill(process, signal.SIGSTOP)
     try:
@@ -109,4 +109,6 @@ async def test_a_stream_goes_on_when_its_text_process_is_killed() -> None:
     assert broken.reasons == {0: "length", 1: "length"}
     for choice, tokens in whole.tokens.items():
         assert [token for token, _ in broken.tokens[choice]] == [token for token, _ in tokens]
-        assert [logprob for _, logprob in broken.tokens[choice]] == pytest.approx([one for _, one in tokens], abs=1e-3)
+        assert [logprob for _, logprob in broken.tokens[choice]] == pytest.approx(
+            [logprob for _, logprob in tokens], abs=1e-3
+        )

@@ -46,7 +46,7 @@ class Prometheus:
 
     async def values(self, expression: str) -> list[float]:
         """What the series of an expression are now, those without a value left out."""
-        found = [float(one["value"][1]) for one in (await self.get("query", query=expression))["result"]]
+        found = [float(series["value"][1]) for series in (await self.get("query", query=expression))["result"]]
         return [value for value in found if not math.isnan(value)]
 
 
@@ -97,7 +97,7 @@ async def up(asking: Prometheus) -> bool:
 async def serve(client: httpx.AsyncClient, *images: str) -> None:
     """Answers with several images, first computed, then cached; a stream; a few errors."""
     several, text_only = Question("What digits are shown?", images, max_tokens=16), Question("Hello!", ())
-    answers = [await post(client, one.body()) for one in (several, several, text_only)]
+    answers = [await post(client, question.body()) for question in (several, several, text_only)]
     assert all(text_of(answer) for answer in answers)
     streamed = await post(client, several.body(stream=True))
     assert streamed.text.rstrip().endswith("data: [DONE]")
@@ -142,7 +142,7 @@ async def test_every_panel_shows_data_of_a_cluster_that_serves_and_scales_and_no
                     await asyncio.sleep(0.1)
             await serve(client, "4_a", "5_a", "6_a", "7_a")
             await asyncio.sleep(4 * SCRAPE_S)
-            empty = [(where, one) for where, one in queries if not await asking.values(one)]
+            empty = [(where, query) for where, query in queries if not await asking.values(query)]
             assert not empty, "\n".join(map(str, empty))
             models = await asking.values("count by (model_name) (vllm:num_requests_running)")
             assert len(models) == 1, "the variable $model"

@@ -79,7 +79,7 @@ async def test_an_image_through_two_routers_is_encoded_once_however_far_apart(tm
         LocalCluster(roles="E:2,PD:1", options=options, log_dir=tmp_path / "logs") as cluster,
         another_router(cluster, tmp_path / "router.log") as other,
     ):
-        one = RouterStub(cluster.router_target)
+        stub = RouterStub(cluster.router_target)
 
         async def ask(router: RouterStub, image: int, name: str, after_s: float = 0.0) -> None:
             await asyncio.sleep(after_s)
@@ -89,7 +89,7 @@ async def test_an_image_through_two_routers_is_encoded_once_however_far_apart(tm
         images = 0
         try:
             for offset_s in (0.0, 0.1, 0.3, 0.45, 1.0):
-                for first, second in ((one, other), (other, one)):
+                for first, second in ((stub, other), (other, stub)):
                     # One encoder has other work, which ends before the image is encoded.
                     images += 2
                     async with asyncio.TaskGroup() as group:
@@ -99,4 +99,4 @@ async def test_an_image_through_two_routers_is_encoded_once_however_far_apart(tm
                     assert await embeddings(cluster) == images, f"{offset_s} s apart"
                     await asyncio.sleep(REPORTED_S)
         finally:
-            await one.close()
+            await stub.close()

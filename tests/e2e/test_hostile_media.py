@@ -83,7 +83,7 @@ async def test_decodes_end_with_their_requests_and_encoders_keep_serving(
 ) -> None:
     """At least as many as both encoders have preprocessing threads."""
     number = 2 * (psutil.cpu_count() or 1) + 2
-    slow = [hostile(10_000 + each) for each in range(number)]
+    slow = [hostile(10_000 + index) for index in range(number)]
     async with asyncio.TaskGroup() as group:
         tasks = [
             group.create_task(http.post("/v1/chat/completions", json=body, headers={"x-request-timeout": str(GIVEN_S)}))

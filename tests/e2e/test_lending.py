@@ -37,10 +37,10 @@ async def test_an_encoder_takes_text_that_waits_and_lets_images_pass_it(tmp_path
         await until_it_is_lent(cluster, client)
         image = await post(client, Question("What digit?", ("3_a",)).body(max_tokens=2))
         (item,) = (await timeline_of(client, image))["items"]
-        told = [await timeline_of(client, await one) for one in texts]
-    assert {one["text_instance"] for one in told} == {"text-1", "hybrid-1"}
-    assert all((one["outcome"], one["text_attempts"]) == ("done", 1) for one in told)
-    waited_s = max(one["queue_s"] for one in told if one["text_instance"] == "hybrid-1")
+        told = [await timeline_of(client, await text) for text in texts]
+    assert {timeline["text_instance"] for timeline in told} == {"text-1", "hybrid-1"}
+    assert all((timeline["outcome"], timeline["text_attempts"]) == ("done", 1) for timeline in told)
+    waited_s = max(timeline["queue_s"] for timeline in told if timeline["text_instance"] == "hybrid-1")
     assert waited_s > TOKENS * STEP_S, "several were lent at the same time"
     assert item["encoder"] == "hybrid-1"
     assert item["queue_s"] < waited_s / 2, "the image passed those that waited"

@@ -33,7 +33,7 @@ async def triptych(*arguments: str) -> tuple[int, str]:
 
 
 def members(status: ManagerStatus) -> dict[str, Any]:
-    return {one.registration.instance_id: one for pool in status.pools for one in pool.members}
+    return {member.registration.instance_id: member for pool in status.pools for member in pool.members}
 
 
 async def test_a_pool_manager_is_stopped_asked_to_drain_and_killed_and_no_answer_is_lost() -> None:
@@ -46,8 +46,8 @@ async def test_a_pool_manager_is_stopped_asked_to_drain_and_killed_and_no_answer
             cluster.kill("pool-manager", signal.SIGCONT)
             await asyncio.sleep(2)
             found = members(await manager.status())
-            assert {one.condition for one in found.values()} == {MemberCondition.ACTIVE}
-            assert min(one.since_s for one in found.values()) > 8, "none was removed meanwhile"
+            assert {member.condition for member in found.values()} == {MemberCondition.ACTIVE}
+            assert min(member.since_s for member in found.values()) > 8, "none was removed meanwhile"
 
             code, out = await triptych("drain", "encoder-2", "--pool-manager", cluster.manager_target)
             assert (code, "encoder-2" in out) == (0, True)
@@ -65,7 +65,7 @@ async def test_a_pool_manager_is_stopped_asked_to_drain_and_killed_and_no_answer
             pools = {pool["role"]: pool["members"] for pool in json.loads(out)["pools"]}
             assert code == 0
             assert set(pools) == {"E", "PD", None}
-            assert [one["instance_id"] for one in pools["E"]] == ["encoder-1"]
+            assert [member["instance_id"] for member in pools["E"]] == ["encoder-1"]
 
             cluster.kill("pool-manager")
             await asyncio.sleep(3)

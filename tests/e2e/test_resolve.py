@@ -48,7 +48,7 @@ async def leases(cluster: LocalCluster) -> int:
     for name in ("encoder-1", "encoder-2"):
         async with rest(cluster.admin_urls[name]) as admin:
             text = (await admin.get("/metrics")).text
-        found += sum(float(one) for one in re.findall(r"^triptych_arena_leases (\S+)$", text, re.MULTILINE))
+        found += sum(float(held) for held in re.findall(r"^triptych_arena_leases (\S+)$", text, re.MULTILINE))
     return int(found)
 
 

@@ -127,8 +127,10 @@ async def test_a_decode_pool_that_shrinks_hands_its_answers_over(
                 break
             await asyncio.sleep(0.1)
     told = [await timeline_by_id(http, request_id) for request_id in begun]
-    assert {one["text_instance"] for one in told} == left, "what ran at the instance that drained goes on at the other"
-    assert not any(one["continuations"] for one in told), "no answer was lost with its instance"
+    assert {timeline["text_instance"] for timeline in told} == left, (
+        "what ran at the instance that drained goes on at the other"
+    )
+    assert not any(timeline["continuations"] for timeline in told), "no answer was lost with its instance"
 
 
 @pytest.mark.extended

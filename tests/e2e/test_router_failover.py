@@ -105,7 +105,7 @@ class Site:
                 await asyncio.sleep(0.1)
 
     async def _until_all_are_members(self) -> None:
-        wanted = {name for name, one in self.services.items() if one.kind in ("router", "encoder", "text")}
+        wanted = {name for name, service in self.services.items() if service.kind in ("router", "encoder", "text")}
         stub = PoolManagerStub(self.services["pool_manager-0"].target)
         try:
             async with asyncio.timeout(240):
@@ -114,7 +114,9 @@ class Site:
                     await asyncio.sleep(0.1)
                     members = [member for pool in (await stub.status()).pools for member in pool.members]
                     active = {
-                        one.registration.instance_id for one in members if one.condition is MemberCondition.ACTIVE
+                        member.registration.instance_id
+                        for member in members
+                        if member.condition is MemberCondition.ACTIVE
                     }
         finally:
             await stub.close()
@@ -154,7 +156,9 @@ def check_same(got: Streamed, whole: Streamed) -> None:
     assert (got.texts, got.reasons, got.usage) == (whole.texts, whole.reasons, whole.usage)
     for choice, tokens in whole.tokens.items():
         assert [token for token, _ in got.tokens[choice]] == [token for token, _ in tokens]
-        assert [logprob for _, logprob in got.tokens[choice]] == pytest.approx([one for _, one in tokens], abs=1e-3)
+        assert [logprob for _, logprob in got.tokens[choice]] == pytest.approx(
+            [logprob for _, logprob in tokens], abs=1e-3
+        )
 
 
 async def test_a_stream_through_a_gateway_goes_on_when_its_router_is_killed(site: Site) -> None:
@@ -199,12 +203,12 @@ async def test_a_stream_of_the_sdk_goes_on_when_its_router_is_killed(site: Site)
                 mine = [chunk for chunk in chunks if chunk.choice == number]
                 assert "".join(chunk.text for chunk in mine) == choice.text
                 assert tuple(token for chunk in mine for token in chunk.token_ids) == choice.token_ids
-                said = [one.chosen.logprob for chunk in mine for one in chunk.logprobs]
-                assert said == pytest.approx([one.chosen.logprob for one in choice.logprobs], abs=1e-3)
+                said = [token.chosen.logprob for chunk in mine for token in chunk.logprobs]
+                assert said == pytest.approx([token.chosen.logprob for token in choice.logprobs], abs=1e-3)
 
 
 async def test_a_killed_gateway_fails_only_its_own_connections(site: Site) -> None:
-    """Its clients ask again at the other one; the streams of that one go on."""
+    """Clients of that gateway ask again at the other one; the streams of that one go on."""
     await site.heal()
     lost, kept = site.of("gateway")
     running = asyncio.Event()
@@ -223,7 +227,7 @@ async def test_a_killed_gateway_fails_only_its_own_connections(site: Site) -> No
             others = [group.create_task(stream(second, nothing)) for _ in range(2)]
             await running.wait()
             lost.process.kill()
-        whole, other = (one.result() for one in others)
+        whole, other = (task.result() for task in others)
         check_same(other, whole)
         with pytest.raises(httpx.TransportError):
             await stream(first, nothing)

@@ -160,9 +160,9 @@ async def test_a_stream_of_the_sdk_goes_on_from_every_position(site: Site) -> No
                 async for chunk in streamed:
                     text += chunk.text
                     token_ids += chunk.token_ids
-                    logprobs += [one.chosen.logprob for one in chunk.logprobs]
+                    logprobs += [token.chosen.logprob for token in chunk.logprobs]
                     has(len(token_ids))
             assert (text, tuple(token_ids), streamed.usage) == (choice.text, choice.token_ids, whole.usage)
-            assert logprobs == pytest.approx([one.chosen.logprob for one in choice.logprobs], abs=1e-3)
+            assert logprobs == pytest.approx([token.chosen.logprob for token in choice.logprobs], abs=1e-3)
             told = await client.timeline(streamed.request_id)
             assert told.continued_tokens == position

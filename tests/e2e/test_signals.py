@@ -29,7 +29,7 @@ async def pairs(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pairs
     asyncio.get_running_loop().set_debug(False)  # debug mode would take most of the clients' time
     async with Pairs.running(tmp_path_factory.mktemp("logs")) as running:
         yield running
-    keep("soak_processes", {"requests": REQUESTS, "rounds": [one.report() for one in outcomes]})
+    keep("soak_processes", {"requests": REQUESTS, "rounds": [outcome.report() for outcome in outcomes]})
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

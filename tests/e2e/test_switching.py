@@ -62,8 +62,8 @@ async def test_an_instance_serves_one_role_after_another_while_streams_run(tmp_p
         await manager.close()
     assert_no_stacks(logs)
     assert {text for _, text in got} == {whole}
-    assert {one["outcome"] for one in told} == {"done"}
-    assert any(one["prefill_instance"] == "text-1" for one in told), "it handed answers over"
+    assert {record["outcome"] for record in told} == {"done"}
+    assert any(record["prefill_instance"] == "text-1" for record in told), "it handed answers over"
     took_s = re.findall(r"has switched within ([\d.]+) s", (logs / "text-1.log").read_text())
     assert len(took_s) == orders.given >= len(ROLES)
     sys.stdout.write(f"switches took {', '.join(took_s)} s\n")
@@ -72,8 +72,8 @@ async def test_an_instance_serves_one_role_after_another_while_streams_run(tmp_p
     assert metrics.total("triptych_switch_pending_seconds", "text-1") == 0
     assert metrics.total("triptych_stage_open", "text-1") == len(ROLES[-1].stages)
     for source, target in (("PD", "D"), ("D", "P"), ("P", "PD")):
-        one = {"from_role": source, "to_role": target, "outcome": "obeyed"}
-        assert metrics.total("triptych_pool_switches_total", **one) >= 1, one
+        labels = {"from_role": source, "to_role": target, "outcome": "obeyed"}
+        assert metrics.total("triptych_pool_switches_total", **labels) >= 1, labels
     assert metrics.total("triptych_pool_switches_total", outcome="overtaken") == 0
     assert metrics.total("triptych_pool_switch_seconds_count") >= orders.given
     assert metrics.total("triptych_pool_switch_first_request_seconds_count") >= 1
@@ -92,11 +92,11 @@ async def test_an_instance_loads_the_part_that_its_next_role_needs_while_streams
             assert whole
             got = await streams_while_it_switches(client, manager, orders)
             told = [await timeline(client, request_id) for request_id, _ in got]
-        assert all(one.opens_s > 0 and not one.fault for one in (await text_1(manager)).load.closed)
+        assert all(switch.opens_s > 0 and not switch.fault for switch in (await text_1(manager)).load.closed)
         await manager.close()
     assert_no_stacks(logs)
     assert {text for _, text in got} == {whole}
-    assert {one["outcome"] for one in told} == {"done"}
+    assert {record["outcome"] for record in told} == {"done"}
     said = (logs / "text-1.log").read_text()
     assert said.count("the encoder is loaded") == orders.roles.count(Role.E)
     assert said.count("the decoder is unloaded") >= orders.roles.count(Role.E)
@@ -117,7 +117,7 @@ class Orders:
 
     roles: Sequence[Role]
     used: Collection[Role] = ()
-    """Those in which it has served what they open before the next order. A role that opens no stage cannot be one."""
+    """Roles in which it has served what they open before the next order. A role that opens no stage cannot be one."""
     enough: Callable[[], Awaitable[bool]] = at_once
     given: int = 0
 
@@ -165,8 +165,8 @@ async def stream(client: httpx.AsyncClient) -> tuple[str, str]:
 
 
 async def text_1(manager: PoolManagerStub) -> MemberStatus:
-    members = [one for pool in (await manager.status()).pools for one in pool.members]
-    return next(one for one in members if one.registration.instance_id == "text-1")
+    members = [member for pool in (await manager.status()).pools for member in pool.members]
+    return next(member for member in members if member.registration.instance_id == "text-1")
 
 
 async def serves(manager: PoolManagerStub, role: Role) -> bool:
@@ -237,5 +237,5 @@ async def sleeping(client: httpx.AsyncClient, at_s: float, tokens: int) -> tuple
 
 
 async def encoders_that_decode(manager: PoolManagerStub) -> list[str]:
-    members = [one for pool in (await manager.status()).pools for one in pool.members if pool.role is Role.E]
-    return [one.registration.instance_id for one in members if one.open == Role.D.stages]
+    members = [member for pool in (await manager.status()).pools for member in pool.members if pool.role is Role.E]
+    return [member.registration.instance_id for member in members if member.open == Role.D.stages]

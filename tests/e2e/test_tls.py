@@ -64,8 +64,8 @@ async def scaler_of(own: Path) -> AsyncIterator[int]:
     tls = identities.identity(own)
     async with RpcServer(
         host="127.0.0.1", port=0, service_names=(ANY_SERVICE,), register=lambda _: None, tls=tls
-    ) as one:
-        yield one.port
+    ) as server:
+        yield server.port
 
 
 def callers(folder: Path, made: Authority) -> dict[str, ssl.SSLContext | None]:
@@ -107,7 +107,9 @@ async def is_answered(port: int, greeting: bytes, context: ssl.SSLContext | None
 async def pull_port(target: str, own: Path) -> int:
     stub = InstanceStub(target, identities.identity(own))
     try:
-        (offer,) = [TcpOffer.parse(one) for one in (await stub.describe()).offers if one.backend == "tcp"]
+        (offer,) = [
+            TcpOffer.parse(described) for described in (await stub.describe()).offers if described.backend == "tcp"
+        ]
         return offer.port
     finally:
         await stub.close()
@@ -292,14 +294,14 @@ async def replaced(cluster: LocalCluster, asking: Sequence[Asking], replace: Cal
         """How often each process has taken new files into use."""
         return {path.stem: path.read_text().count("new TLS files are in use") for path in cluster.log_dir.glob("*.log")}
 
-    before, kept = used(), [one.kept.current for one in asking]
+    before, kept = used(), [client.kept.current for client in asking]
     assert before.keys() == cluster.processes.keys()
     replace()
     async with asyncio.timeout(USED_WITHIN_S):
         while any(times == before[name] for name, times in used().items()):  # noqa: ASYNC110 - other processes
             await asyncio.sleep(0.05)
-        while any(one.kept.current == last for one, last in zip(asking, kept, strict=True)):  # noqa: ASYNC110 - by its clock
+        while any(client.kept.current == last for client, last in zip(asking, kept, strict=True)):  # noqa: ASYNC110 - by its clock
             await asyncio.sleep(0.05)
-    wanted = [one.rounds + 2 for one in asking]  # the round that runs began before
-    while any(one.rounds < rounds for one, rounds in zip(asking, wanted, strict=True)):  # noqa: ASYNC110 - other processes
+    wanted = [client.rounds + 2 for client in asking]  # the round that runs began before
+    while any(client.rounds < rounds for client, rounds in zip(asking, wanted, strict=True)):  # noqa: ASYNC110 - other processes
         await asyncio.sleep(0.05)

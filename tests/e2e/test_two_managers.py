@@ -22,7 +22,7 @@ def test_another_manager_leads_when_one_is_stopped(tmp_path: Path) -> None:
     script = "".join(told for kind, told in blocks if kind == "sh")
     wanted = "".join(told for kind, told in blocks if kind == "text")
     for usual, free in zip(PORTS, ports.free(len(PORTS)), strict=True):
-        script, wanted = (re.sub(rf"\b{usual}\b", str(free), one) for one in (script, wanted))
+        script, wanted = (re.sub(rf"\b{usual}\b", str(free), part) for part in (script, wanted))
     script = re.sub(r"(\w[\w-]*\.log)", rf"{tmp_path}/\1", script)
     url = re.search(r"http://127\.0\.0\.1:\d+", script)
     assert url is not None

@@ -22,7 +22,7 @@ async def test_one_address_serves_both_models_and_the_death_of_one_router_does_n
         LocalCluster(("demo", f"{OTHER}=demo"), roles="E:1,PD:1", restart=True) as cluster,
         rest(cluster.url) as client,
     ):
-        assert [one["id"] for one in (await client.get("/v1/models")).json()["data"]] == sorted((MODEL_ID, OTHER))
+        assert [listed["id"] for listed in (await client.get("/v1/models")).json()["data"]] == sorted((MODEL_ID, OTHER))
         for model in (MODEL_ID, OTHER):
             assert text_of(await post(client, {**BODY, "model": model})) == answer(QUESTION).text
         manager = PoolManagerStub(cluster.manager_target)

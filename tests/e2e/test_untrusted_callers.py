@@ -204,7 +204,7 @@ async def is_healthy(port: Port) -> None:
 
 
 async def good_requests(cluster: LocalCluster, ports: dict[str, Port]) -> list[tuple[Port, str, Message]]:
-    """One for every rpc of every service."""
+    """Requests, one for every rpc of every service."""
     encoder, text, router, manager = (ports[name] for name in SERVICES)
     encoded = await encoder.ask("/triptych.v1.Encoder/Encode", encode_request(), encoder_pb2.EncodeResponse)
     ticket = encoded.ticket
@@ -256,7 +256,7 @@ async def good_requests(cluster: LocalCluster, ports: dict[str, Port]) -> list[t
 
 @asynccontextmanager
 async def scaler_requests() -> AsyncIterator[list[tuple[Port, str, Message]]]:
-    """One for every rpc of a scaler, which serves in this process."""
+    """Requests, one for every rpc of a scaler, which serves in this process."""
     register = ScalerServicer(NoScaler()).register
     async with RpcServer(host="127.0.0.1", port=0, service_names=(SERVICE_NAME,), register=register) as server:
         port = Port("scaler", os.getpid(), grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", CHANNEL))

@@ -34,7 +34,7 @@ def test_a_cluster_listens_on_loopback_only_and_ends_with_its_terminal(tmp_path:
         listening = {address for child in children for address in listens_on(child)}
         assert len(listening) >= 10, "a port and an admin port each"
         assert {ip for ip, _ in listening if not ip_address(ip).is_loopback} == set()
-        mapped = {Path(each.path) for child in children for each in child.memory_maps()}
+        mapped = {Path(memory_map.path) for child in children for memory_map in child.memory_maps()}
         terminal.close()
         assert terminal.process.wait(240) == 0
     assert not any(child.is_running() for child in children)

@@ -100,7 +100,7 @@ class Cluster:
                 pools = (await stub.status()).pools
             except TriptychError:
                 return {}
-        return {one.registration.instance_id: one.condition for pool in pools for one in pool.members}
+        return {member.registration.instance_id: member.condition for pool in pools for member in pool.members}
 
     async def until_used(self, name: str) -> None:
         """Wait until the gateway's router says that an instance is ready for requests."""
@@ -120,7 +120,9 @@ class Cluster:
             await former.end()
             self.now[kind] = await self.start(kind, tree, port=former.port)
             await self.now[kind].until_ready()
-            for name in [one.name for one in self.now.values() if one.kind in ("router", "encoder", "text")]:
+            for name in [
+                service.name for service in self.now.values() if service.kind in ("router", "encoder", "text")
+            ]:
                 await self.until(name, MemberCondition.ACTIVE)
             return
         new = await self.start(kind, tree, *arguments)
@@ -154,9 +156,9 @@ async def test_services_are_upgraded_and_rolled_back_one_by_one_without_a_failed
             await service.until_ready()
         load = Load(f"http://{cluster.now['gateway'].target}")
         async with load.running():
-            for tree, over in ((THIS, "tcp"), (old, "shm")):
+            for tree, transport in ((THIS, "tcp"), (old, "shm")):
                 for kind in FRONT_FIRST:
-                    preferred = ("--prefer-transport", over) if kind == "text" else ()
+                    preferred = ("--prefer-transport", transport) if kind == "text" else ()
                     await cluster.replace(kind, tree, load, *preferred)
                     await load.more()
         for service in cluster.now.values():

@@ -99,6 +99,6 @@ def less_likely(engine: TransformersTextEngine, request: EngineRequest, answer: 
         for output in engine.step():
             assert output.error is None
             (scores,) = output.scores
-            likely = {one.token_id: one.logprob for one in scores.top}
+            likely = {token.token_id: token.logprob for token in scores.top}
             worst = max(worst, scores.top[0].logprob - likely.get(answer[int(output.request_id)], -inf))
     return worst

@@ -48,7 +48,7 @@ async def test_answers_are_those_of_generate(roles: str, more: tuple[str, ...], 
     for task, question in zip(tasks, asked, strict=True):
         assert task.result().token_ids == answer(question).token_ids, question
     if "D:2" in roles and "P:1" in roles:
-        assert all(one["kv_pulled_tokens"] + one["kv_cached_tokens"] > 0 for one in told)
+        assert all(record["kv_pulled_tokens"] + record["kv_cached_tokens"] > 0 for record in told)
 
 
 async def test_an_instance_loads_the_part_that_its_next_role_needs_while_streams_run(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ async def test_an_instance_loads_the_part_that_its_next_role_needs_while_streams
         async with rest(cluster.url) as client:
             _, whole = await text_stream(client)
             got = await streams_while_it_switches(client, manager, orders)
-        assert all(one.opens_s > 0 and not one.fault for one in (await text_1(manager)).load.closed)
+        assert all(switch.opens_s > 0 and not switch.fault for switch in (await text_1(manager)).load.closed)
         await manager.close()
     assert_no_stacks(tmp_path)
     assert whole

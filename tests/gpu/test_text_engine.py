@@ -76,7 +76,7 @@ def test_replayed_passes_equal_eager_ones(tmp_path: Path) -> None:
 def test_preempted_sequences_go_on_from_pinned_memory(tmp_path: Path, block_tokens: int | None) -> None:
     """Float32, so that answers do not depend on what is computed together."""
     directory = make_model(tmp_path)
-    long = [replace(one, sampling=greedy(200, ignore_eos=True)) for one in requests()]
+    long = [replace(request, sampling=greedy(200, ignore_eos=True)) for request in requests()]
     answers = []
     for kv_cache_bytes in (64 << 20, 900 * 768):
         engine = text_engine(directory, device="cuda", kv_cache_bytes=kv_cache_bytes, kv=KvOptions(block_tokens))

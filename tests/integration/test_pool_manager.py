@@ -84,7 +84,7 @@ async def watching(manager_port: int) -> AsyncGenerator[dict[str, Member]]:
         async with aclosing(source.snapshots()) as snapshots:
             async for snapshot in snapshots:
                 known.clear()
-                known.update((one.address, one) for one in snapshot.members)
+                known.update((listed.address, listed) for listed in snapshot.members)
 
     async with TaskScope("watcher") as scope:
         scope.spawn(follow(), name="follow")
@@ -102,17 +102,21 @@ async def until(holds: Callable[[], Any]) -> None:
 
 
 async def test_members_join_are_shown_drain_and_leave() -> None:
-    port, one, two = ports.free(3, ())
-    first, second = ports.address(one), ports.address(two)
+    port, first_port, second_port = ports.free(3, ())
+    first, second = ports.address(first_port), ports.address(second_port)
     async with manager(port) as service, watching(port) as known:
         stub = PoolManagerStub(ports.address(port))
-        async with member(port, one) as instance, member(port, two):
+        async with member(port, first_port) as instance, member(port, second_port):
             await until(lambda: len(known) == 2)
             assert known[first] == Member(first, role=Role.E, model="m", epoch=2**63)
             (pool,) = (await stub.status()).pools
             assert (pool.model, pool.role, len(pool.members)) == ("m", Role.E, 2)
-            await until(lambda: all(one.load == LOAD for pool in service._machine.pools(0) for one in pool.members))
-            await stub.drain_instance(f"i{one}", force=False)
+            await until(
+                lambda: all(
+                    known_member.load == LOAD for pool in service._machine.pools(0) for known_member in pool.members
+                )
+            )
+            await stub.drain_instance(f"i{first_port}", force=False)
             with pytest.raises(NotFound):
                 await stub.drain_instance("unknown", force=False)
             await until(lambda: known[first].state is MemberState.LEAVING)
@@ -134,20 +138,20 @@ async def test_members_join_are_shown_drain_and_leave() -> None:
 
 
 async def test_a_manager_that_goes_and_comes_back_empty_takes_no_member_away() -> None:
-    port, one, two = ports.free(3, ())
-    async with watching(port) as known, member(port, one):
-        async with manager(port), member(port, two):
+    port, first_port, second_port = ports.free(3, ())
+    async with watching(port) as known, member(port, first_port):
+        async with manager(port), member(port, second_port):
             await until(lambda: len(known) == 2)
         before = dict(known)
         await asyncio.sleep(0.5)
         assert known == before
         async with manager(port) as service:
             await until(lambda: len(service._machine) == 1)
-            await until(lambda: not known[ports.address(one)].suspected)
+            await until(lambda: not known[ports.address(first_port)].suspected)
 
 
 async def test_a_gateway_finds_routers_and_their_models_through_the_manager() -> None:
-    port, one, two = ports.free(3, ())
+    port, first_port, second_port = ports.free(3, ())
     async with AsyncExitStack() as stack:
         service = await stack.enter_async_context(manager(port))
         settings = GatewaySettings(port=0, managers=access(port))
@@ -159,7 +163,7 @@ async def test_a_gateway_finds_routers_and_their_models_through_the_manager() ->
             return [model["id"] for model in answer.json()["data"]]
 
         assert await models() == []
-        for own, model in ((one, "m1"), (two, "m2")):
+        for own, model in ((first_port, "m1"), (second_port, "m2")):
             router = FakeRouter()
             router.models_answer = partial(_named, model)
             register = RouterServicer(router).register
@@ -195,11 +199,11 @@ def _named(model: str) -> tuple[ModelInfo, ...]:
 async def test_many_members_reconnect_at_once() -> None:
     port, *several = ports.free(31, ())
     async with watching(port) as known, asyncio.TaskGroup() as group:
-        over = asyncio.Event()
+        ended = asyncio.Event()
 
         async def live(own: int) -> None:
             async with member(port, own):
-                await over.wait()
+                await ended.wait()
 
         for own in several:
             group.create_task(live(own))
@@ -207,4 +211,4 @@ async def test_many_members_reconnect_at_once() -> None:
             async with manager(port) as service:
                 await until(partial(_has, service, len(several)))
                 await until(lambda: len(known) == len(several))
-        over.set()
+        ended.set()

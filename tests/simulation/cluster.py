@@ -585,12 +585,14 @@ class RouterNode(LocalRouter):
         return self.is_up
 
     async def chat(self, request: ChatRequest) -> AsyncGenerator[Sequence[ChatEvent]]:
-        async with aclosing(self._link.stream("Chat", lambda one: _told(one, request), request.timeout_s)) as answer:
+        async with aclosing(
+            self._link.stream("Chat", lambda router: _told(router, request), request.timeout_s)
+        ) as answer:
             async for events in answer:
                 yield events
 
     async def models(self) -> tuple[ModelInfo, ...]:
-        return await self._link.call("Models", lambda one: one.models())
+        return await self._link.call("Models", lambda router: router.models())
 
 
 async def _told(service: RouterService, request: ChatRequest) -> AsyncGenerator[Sequence[ChatEvent]]:
@@ -658,7 +660,7 @@ class SimCluster:
         first_roles = (Role.PD,) * world.switching + world.switching_from
         self.switching = [TextNode(f"s{number}", self, role, Role.EPD) for number, role in enumerate(first_roles)]
         self.encoders = [EncoderNode(f"e{number}", self) for number in range(world.encoders)]
-        """Those of role E."""
+        """Nodes of role E."""
         self.texts: list[TextNode] = [TextNode(f"t{number}", self) for number in range(world.texts)]
         self.texts += [TextNode(f"p{number}", self, Role.P) for number in range(world.prefills)]
         self.texts += [TextNode(f"d{number}", self, Role.D) for number in range(world.decodes)]
@@ -686,11 +688,11 @@ class SimCluster:
         self.router: RouterService
         """The one that is always there, once the cluster has started."""
         self.routers: list[RouterNode] = []
-        """Those that can fail."""
+        """Routers that can fail."""
 
     @property
     def encoding(self) -> list[EncoderNode | MountedEncoder]:
-        """Whatever encodes, in a process of its own or of other stages too."""
+        """Everything that encodes, in a process of its own or of other stages too."""
         return [*self.encoders, *(node.encoder for node in (*self.hybrids, *self.switching))]
 
     @property
@@ -912,12 +914,12 @@ class SimCluster:
             if text.store is not None:
                 held[f"{text.name} leases"] = text.store.memory.leases
                 held[f"{text.name} leased bytes"] = text.store.memory.leased_bytes
-            held[f"{text.name} requests"] = sum(one.pending for one in state.stages.values())
+            held[f"{text.name} requests"] = sum(stage.pending for stage in state.stages.values())
             held[f"{text.name} pinned bytes"] = text.receiver.cache.pinned_bytes
             held[f"{text.name} sequences"] = int(text.engine.has_work)
             held[f"{text.name} KV tokens"] = text.engine.kv_tokens - text.engine.kv_free_tokens
             held[f"{text.name} tokens"] = (
-                sum(one.pending_tokens for one in state.stages.values()) + text.engine.pending_tokens
+                sum(stage.pending_tokens for stage in state.stages.values()) + text.engine.pending_tokens
             )
         return {name: number for name, number in held.items() if number}
 
@@ -934,8 +936,8 @@ class SimCluster:
             node.service.validate()
         for text in self.texts:
             text.service.validate()
-        for one in self.switching:
-            one.switching.validate()
+        for switching in self.switching:
+            switching.switching.validate()
         for manager in self.managers.values():
             manager.service.validate()
 

@@ -84,7 +84,7 @@ def plan(seed: int, duration_s: float) -> list[Trouble]:
             Trouble(rng.uniform(1, duration_s), kind, _lasts_s(kind, rng), rng.random())
             for kind in drawn[: round(duration_s / _EVERY_S)]
         ),
-        key=lambda one: one.at_s,
+        key=lambda trouble: trouble.at_s,
     )
 
 
@@ -127,9 +127,9 @@ class Faults:
 
     async def _at_instance(self, kind: Kind, pick: float) -> End:
         role = {Kind.ENCODER_DIES: Role.E, Kind.TEXT_DIES: Role.PD}.get(kind)
-        nodes = [one for one in self._cluster.processes.values() if one.is_up]
+        nodes = [process for process in self._cluster.processes.values() if process.is_up]
         if role is not None:
-            nodes = [one for one in nodes if isinstance(one, EncoderNode) == (role is Role.E)]
+            nodes = [node for node in nodes if isinstance(node, EncoderNode) == (role is Role.E)]
         if not nodes:
             return _nothing
         node = _picked(pick, nodes)
@@ -157,7 +157,7 @@ class Faults:
                 names = sorted(manager.links)
                 return _cut([manager], self._rng.sample(names, self._rng.randint(1, len(names))))
             case Kind.LEADER_STOPPED:
-                leader = next((one for one in self._managers() if one.leads), manager)
+                leader = next((other for other in self._managers() if other.leads), manager)
                 leader.pause()
                 return leader.go_on
             case _:
@@ -167,7 +167,7 @@ class Faults:
         processes, managers = self._scaled.processes, self._managers()
         match kind:
             case Kind.STORE_AWAY:
-                return _set([one.store for one in managers], "cut", bad=True, well=False)
+                return _set([manager.store for manager in managers], "cut", bad=True, well=False)
             case Kind.STORE_EMPTIED:
                 self._scaled.store.lose_everything()
             case Kind.CRASH_AT_START:
@@ -175,9 +175,9 @@ class Faults:
             case Kind.NO_MACHINE:
                 return _set([processes], "refuses", bad=True, well=False)
             case Kind.SCALER_SLOW:
-                return _set([one.scaler for one in managers], "latency_s", bad=SLOW_S, well=QUICK_S)
+                return _set([manager.scaler for manager in managers], "latency_s", bad=SLOW_S, well=QUICK_S)
             case Kind.SCALER_FAILS:
-                return _set([one.scaler for one in managers], "failing", bad=0.7, well=0.0)
+                return _set([manager.scaler for manager in managers], "failing", bad=0.7, well=0.0)
             case _:
                 name = _picked(pick, [pool.name for pool in await self._scaled.scaler.pools()])
                 size = self._rng.randint(self._bounds.least, self._bounds.most)
@@ -215,12 +215,12 @@ def _cut(managers: Sequence[ManagerNode], names: Sequence[str]) -> End:
 
 
 def _set(things: Sequence[object], name: str, *, bad: object, well: object) -> End:
-    for thing in things:
-        setattr(thing, name, bad)
+    for faulty in things:
+        setattr(faulty, name, bad)
 
     def heal() -> None:
-        for thing in things:
-            setattr(thing, name, well)
+        for faulty in things:
+            setattr(faulty, name, well)
 
     return heal
 
@@ -230,4 +230,4 @@ def _picked(pick: float, choices: Sequence[T]) -> T:
 
 
 def _nothing() -> None:
-    """It is over by itself."""
+    """Do nothing for a fault that is over by itself."""

@@ -26,7 +26,7 @@ class HeldLeases:
         self._held.update((lease_id, (name, epoch)) for lease_id in lease_ids if lease_id not in self._released)
 
     def drop(self, lease_ids: Iterable[LeaseId]) -> None:
-        """They are not granted, or somebody else gives them back."""
+        """Drop leases that are not granted, or somebody else gives them back."""
         for lease_id in lease_ids:
             self._held.pop(lease_id, None)
 

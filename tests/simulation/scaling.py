@@ -86,7 +86,7 @@ class FaultyProcesses(SimProcesses):
         scope: TaskScope,
     ) -> None:
         self.crashes = False
-        """Whatever starts ends before it is ready."""
+        """Whether a process that starts ends before it is ready."""
         self.refuses = False
         """Nothing can be started."""
         self.slow = False
@@ -166,7 +166,7 @@ class OrderBook:
 
     def changes(self, pool: PoolName) -> list[tuple[float, int]]:
         """Times and sizes of the changes of the declared size; the first declaration is none."""
-        given = [(one.at_s, one.size) for one in self.orders if one.pool == pool and not one.refused]
+        given = [(order.at_s, order.size) for order in self.orders if order.pool == pool and not order.refused]
         sizes = [(at_s, size) for at_s, size in given if size is not None]
         return [later for earlier, later in pairwise(sizes) if earlier[1] != later[1]]
 

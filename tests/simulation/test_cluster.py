@@ -96,7 +96,7 @@ LONG = SamplingParams(temperature=0, max_tokens=40)
 
 @pytest.mark.parametrize("images", [(0, 0), (2, 4)])
 def test_a_lower_priority_number_overtakes_requests_waiting_at_a_full_text_instance(images: tuple[int, int]) -> None:
-    """They arrive after the others and have later deadlines, so only their priority number puts them first."""
+    """Late requests with later deadlines, which only their priority number puts first."""
 
     async def scenario(cluster: SimCluster) -> None:
         usual = prioritized(make_asks(4, 12, rate_per_s=None, images=images), 0, "usual")

@@ -22,7 +22,7 @@ MINUTE_S = 60.0
 SEEDS, SMALL_SEEDS = min(100, int(os.environ.get("SOAK_SEEDS", "60"))), 20  # noqa: TID251 - whoever runs the tests chooses how many
 """The first have 64 instances from the start, the others 4 to 10."""
 USUAL = (0, 1, SEEDS, SEEDS + 1)
-"""Those in ``make test``."""
+"""Seeds in ``make test``."""
 REQUESTS = 500
 BOUNDS = Bounds(2, 40)
 """At least two, so that draining one never leaves none."""
@@ -84,13 +84,17 @@ async def healed(cluster: SimCluster, scaled: Scaled) -> None:
 async def unhealed(cluster: SimCluster, scaled: Scaled) -> str:
     running = set[str]()
     for pool in await scaled.scaler.pools():
-        names = {one.name for one in pool.instances if one.phase is ProcessPhase.RUNNING}
+        names = {instance.name for instance in pool.instances if instance.phase is ProcessPhase.RUNNING}
         if not len(names) == len(pool.instances) == pool.wanted:
             return f"{pool}"
         running |= names
     for address in cluster.managers:
         listed = await members(cluster, address)
-        active = {name for name, one in listed.items() if one.condition is MemberCondition.ACTIVE and not one.suspected}
+        active = {
+            name
+            for name, member in listed.items()
+            if member.condition is MemberCondition.ACTIVE and not member.suspected
+        }
         if not active == listed.keys() == running:
             return f"{address} lists {listed}"
     if await known(cluster) != dict.fromkeys(running, "ready"):
@@ -101,7 +105,7 @@ async def unhealed(cluster: SimCluster, scaled: Scaled) -> str:
 def run(seed: int, world: World, asks: list[Ask], duration_s: float) -> None:
     """Requests and faults for this long; then everything must become well by itself."""
     troubles = plan(seed, duration_s)
-    harmless = not ON_REQUESTS & {one.kind for one in troubles}
+    harmless = not ON_REQUESTS & {trouble.kind for trouble in troubles}
 
     async def scenario(cluster: SimCluster) -> None:
         assert cluster.scaled is not None
@@ -139,6 +143,6 @@ def test_the_same_holds_for_the_requests_of_a_trace(seed: int) -> None:
 
 
 def test_every_kind_of_fault_is_in_at_least_ten_of_the_seeds() -> None:
-    seeds = Counter(kind for seed in range(60) for kind in {one.kind for one in plan(seed, MINUTE_S)})
+    seeds = Counter(kind for seed in range(60) for kind in {trouble.kind for trouble in plan(seed, MINUTE_S)})
     assert {kind: seeds[kind] for kind in Kind if seeds[kind] < 10} == {}
     assert all(len(make_bursts(seed, REQUESTS, MINUTE_S)) >= REQUESTS for seed in (0, 1))

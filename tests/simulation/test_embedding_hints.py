@@ -84,12 +84,12 @@ def test_the_same_image_through_two_routers_is_encoded_once_however_far_apart(of
     simulate(SLOW, scenario)
 
 
-async def play_both(one: RouterService, other: RouterService, *asks: list[Ask]) -> list[list[Reply]]:
+async def play_both(first: RouterService, second: RouterService, *asks: list[Ask]) -> list[list[Reply]]:
     async with asyncio.TaskGroup() as group:
-        playing = [group.create_task(play(router, mine)) for router, mine in zip((one, other), asks, strict=True)]
+        playing = [group.create_task(play(router, mine)) for router, mine in zip((first, second), asks, strict=True)]
     replies = [task.result() for task in playing]
-    for some in replies:
-        check_right(some)
+    for of_router in replies:
+        check_right(of_router)
     return replies
 
 

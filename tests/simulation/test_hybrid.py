@@ -37,7 +37,7 @@ class Batch:
     at_s: float
     tokens: tuple[int, ...]
     waited_s: float
-    """Its first item, for this batch."""
+    """Wait of its first item, for this batch."""
     prompts: bool
     """Whether prompts could have been computed instead."""
     others: bool

@@ -28,13 +28,13 @@ def test_answers_of_instances_apart_are_right(seed: int, chunk_tokens: int) -> N
     async def scenario(cluster: SimCluster) -> None:
         check_right(await play(cluster.router, asks))
         told = await timelines(cluster, asks)
-        handed = [one for one in told if one.prefill_instance]
+        handed = [timeline for timeline in told if timeline.prefill_instance]
         assert len(handed) > len(asks) / 2
-        assert {one.prefill_instance for one in handed} == {"p0", "p1"}
-        assert {one.text_instance for one in handed} == {"d0", "d1"}
-        assert not any(one.continuations for one in told)
-        assert sum(one.kv_pulled_tokens + one.kv_cached_tokens for one in handed) > 0
-        assert not any(one.kv_computed_tokens for one in handed), "nothing is computed twice"
+        assert {timeline.prefill_instance for timeline in handed} == {"p0", "p1"}
+        assert {timeline.text_instance for timeline in handed} == {"d0", "d1"}
+        assert not any(timeline.continuations for timeline in told)
+        assert sum(timeline.kv_pulled_tokens + timeline.kv_cached_tokens for timeline in handed) > 0
+        assert not any(timeline.kv_computed_tokens for timeline in handed), "nothing is computed twice"
 
     simulate(replace(APART, seed=seed, chunk_tokens=chunk_tokens), scenario)
 
@@ -53,7 +53,7 @@ def test_answers_are_right_where_instances_encode_as_well(role: Role) -> None:
 
     async def scenario(cluster: SimCluster) -> None:
         check_right(await play(cluster.router, asks))
-        assert any(one.prefill_instance for one in await timelines(cluster, asks))
+        assert any(timeline.prefill_instance for timeline in await timelines(cluster, asks))
 
     simulate(world, scenario)
 
@@ -64,7 +64,7 @@ def test_answers_are_right_where_some_instances_do_both(kv_transfer: str) -> Non
 
     async def scenario(cluster: SimCluster) -> None:
         check_right(await play(cluster.router, asks))
-        senders = {one.prefill_instance for one in await timelines(cluster, asks)}
+        senders = {timeline.prefill_instance for timeline in await timelines(cluster, asks)}
         assert "p0" in senders
         assert ("t0" in senders) is (kv_transfer != "never")
 
@@ -109,7 +109,7 @@ def test_damaged_segments_are_computed() -> None:
     async def scenario(cluster: SimCluster) -> None:
         check_right(await play(cluster.router, asks))
         assert damage.count
-        assert any(one.kv_computed_tokens for one in await timelines(cluster, asks))
+        assert any(timeline.kv_computed_tokens for timeline in await timelines(cluster, asks))
 
     simulate(replace(APART, damage=damage), scenario)
 

@@ -54,7 +54,7 @@ def beside(above: int, **changes: Any) -> World:
 
 
 def texts(found: list[Timeline]) -> set[str]:
-    return {one.text_instance for one in found}
+    return {timeline.text_instance for timeline in found}
 
 
 async def timelines(cluster: SimCluster, asks: list[Ask]) -> list[Timeline]:
@@ -69,7 +69,7 @@ def test_encoders_take_what_waits_and_the_answers_are_right(above: int) -> None:
         check_right(await play(cluster.router, asks))
         found = await timelines(cluster, asks)
         assert texts(found) == ({"t0"} if above == NEVER else {"t0", "h0"})
-        assert all(one.text_attempts == 1 for one in found)
+        assert all(timeline.text_attempts == 1 for timeline in found)
         started = [link for _, link, method in cluster.decisions if method == "generate" and link.startswith("router")]
         assert (len(started) > len(asks)) is (above != NEVER), "some waited elsewhere before"
         metrics = Metrics()
@@ -96,7 +96,7 @@ def test_an_encoder_that_dies_loses_no_answer() -> None:
             await lender.kill()
 
         check_right(await play_while(cluster, asks, die()))
-        assert any(one.continuations for one in await timelines(cluster, asks))
+        assert any(timeline.continuations for timeline in await timelines(cluster, asks))
         assert not other.engine.has_work
 
     simulate(beside(4, hybrids=2), scenario)
@@ -122,7 +122,7 @@ def encode_times(above: int) -> list[float]:
         assert lent is (above != NEVER)
 
     simulate(beside(above, image_budget=BUDGET), scenario)
-    return sorted(item.queue_s + item.encode_s for one in found for item in one.items)
+    return sorted(item.queue_s + item.encode_s for timeline in found for item in timeline.items)
 
 
 def test_an_image_waits_for_one_step_and_one_batch_more_than_without_lending() -> None:
@@ -138,9 +138,9 @@ def test_an_answer_whose_tokens_come_too_slowly_goes_on_elsewhere(slo_s: float) 
     async def scenario(cluster: SimCluster) -> None:
         check_right(await play(cluster.router, asks))
         found = await timelines(cluster, asks)
-        left = [one for one in found if one.prefill_instance == "h0"]
+        left = [timeline for timeline in found if timeline.prefill_instance == "h0"]
         assert bool(left) is (slo_s == 0.001)
-        assert {one.text_instance for one in left} <= {"t0"}
+        assert {timeline.text_instance for timeline in left} <= {"t0"}
 
     options = EngineOptions(tpot_slo_s=slo_s)
     simulate(beside(8, text={"encode_first": True, "engine": options}), scenario)

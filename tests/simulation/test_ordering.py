@@ -117,7 +117,7 @@ def test_requests_that_are_lost_do_not_make_those_behind_them_late_and_are_serve
         world = World(seed=3, max_running=1, text_step_s=STEP_S, router=routed(ordering, "text:ttft=3s"))
         found = latencies_s(world, asks)
         assert max(found["burst"]) < AGEING_FACTOR * 3.0, "none came in time to pass it then"
-        return sum(one < 3.0 for one in found["later"])
+        return sum(latency_s < 3.0 for latency_s in found["later"])
 
     assert in_time("deadline") <= 14
     assert in_time("slo") >= 18
@@ -130,7 +130,7 @@ def test_a_shorter_deadline_of_the_caller_wins_over_the_objective() -> None:
     def failed(ordering: str) -> list[str]:
         world = World(seed=4, max_running=1, text_step_s=STEP_S, router=routed(ordering, "text:ttft=20s"))
         found, _ = replies(world, asks)
-        return [one.ask.request.request_id for one in check_right_or(found, DeadlineExceeded)]
+        return [reply.ask.request.request_id for reply in check_right_or(found, DeadlineExceeded)]
 
     assert failed("first-come") == ["hurried-100"]
     assert failed("slo") == []

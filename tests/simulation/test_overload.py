@@ -110,7 +110,7 @@ class Run:
                     await cluster.router.timeline(reply.ask.request.request_id)
                     self.prepared += 1
             await asyncio.sleep(2.0)
-            self.counted = sum(one.refusals.overloaded for one in cluster.router.attainment.reports())
+            self.counted = sum(report.refusals.overloaded for report in cluster.router.attainment.reports())
 
         simulate(world, scenario)
         check_right([reply for reply in self.replies if reply.error is None])
@@ -201,11 +201,11 @@ def test_clients_that_wait_their_retry_after_are_admitted_at_the_next_try(
         async def come_back(reply: Reply) -> None:
             """As over HTTP, after whole seconds."""
             await asyncio.sleep(reply.ask.at_s)
-            (one,) = await play(cluster.router, [replace(reply.ask, at_s=0.0)])
-            reply.error, reply.finished, reply.answers = one.error, one.finished, one.answers
-            if not isinstance(one.error, Overloaded):
+            (retried,) = await play(cluster.router, [replace(reply.ask, at_s=0.0)])
+            reply.error, reply.finished, reply.answers = retried.error, retried.finished, retried.answers
+            if not isinstance(retried.error, Overloaded):
                 return
-            await asyncio.sleep(max(1, ceil(one.error.retry_after_s or 0.0)))
+            await asyncio.sleep(max(1, ceil(retried.error.retry_after_s or 0.0)))
             came_s = now_s() - began_s
             (second,) = await play(cluster.router, [replace(reply.ask, at_s=0.0)])
             again.append(second)

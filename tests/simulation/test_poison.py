@@ -70,7 +70,8 @@ async def poisonable(cluster: SimCluster, monkeypatch: pytest.MonkeyPatch) -> As
 
     def step_or_end(engine: FakeTextEngine) -> list[EngineOutput]:
         late = (
-            name.startswith(_LATE_POISON) and any(one.sent >= 3 for one in of) for name, of in engine._running.items()
+            name.startswith(_LATE_POISON) and any(sequence.sent >= 3 for sequence in of)
+            for name, of in engine._running.items()
         )
         if any(late) or any(name.startswith(_POISON) for name in engine._running):
             endings.end(engine)
@@ -182,7 +183,7 @@ def test_no_request_fails_for_instances_that_are_killed_together(seed: int) -> N
 
 
 def test_the_only_instance_is_not_ended_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is back before the request's time is over."""
+    """The instance is back before the request's time is over."""
 
     async def scenario(cluster: SimCluster) -> None:
         async with cluster.clients() as routers, poisonable(cluster, monkeypatch) as endings:

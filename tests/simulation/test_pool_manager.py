@@ -61,7 +61,7 @@ async def whole(cluster: SimCluster) -> None:
             if (
                 states == dict.fromkeys(cluster.processes, "ready")
                 and all(listed.keys() == cluster.processes.keys() for listed in lists)
-                and all(one.condition is MemberCondition.ACTIVE for listed in lists for one in listed.values())
+                and all(member.condition is MemberCondition.ACTIVE for listed in lists for member in listed.values())
                 and not cluster.source.fault
             ):
                 return
@@ -70,8 +70,8 @@ async def whole(cluster: SimCluster) -> None:
 
 async def members(cluster: SimCluster, address: str) -> dict[str, MemberStatus]:
     status = await cluster.managers[address].service.status()
-    instances = (one for pool in status.pools if pool.role is not None for one in pool.members)
-    return {one.registration.instance_id: one for one in instances}
+    instances = (member for pool in status.pools if pool.role is not None for member in pool.members)
+    return {member.registration.instance_id: member for member in instances}
 
 
 async def trouble(cluster: SimCluster, rng: Random, what: str) -> None:

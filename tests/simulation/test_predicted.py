@@ -48,7 +48,9 @@ def test_where_instances_differ_requests_are_answered_sooner_than_by_the_least_l
             seed=seed, encoders=3, texts=3, encode_token_s=0.003, profiled=profiled, slower={"e0": 4.0, "t0": 4.0}
         )
         for policy in took_s:
-            took_s[policy] += mean(one.ttft_s for one in timelines(replace(world, router=routed(policy)), asks)[80:])
+            took_s[policy] += mean(
+                timeline.ttft_s for timeline in timelines(replace(world, router=routed(policy)), asks)[80:]
+            )
     assert took_s["predicted"] < 0.85 * took_s["least-loaded"]
 
 
@@ -60,7 +62,7 @@ def asked(number: int, at_s: float, sides_px: tuple[int, ...], words: int = 1) -
 
 
 def encoded_at(found: list[Timeline]) -> set[str]:
-    return {item.encoder[0] for one in found for item in one.items}
+    return {item.encoder[0] for timeline in found for item in timeline.items}
 
 
 def apart(policy: str, **changes: Any) -> World:
@@ -72,9 +74,9 @@ def apart(policy: str, **changes: Any) -> World:
 def test_a_single_small_image_is_encoded_where_its_text_is_computed() -> None:
     asks = [asked(number, 0.3 * number, (56,)) for number in range(20)]
     here, spread = timelines(apart("predicted"), asks), timelines(apart("least-loaded"), asks)
-    assert all(one.items[0].encoder == one.text_instance for one in here)
+    assert all(timeline.items[0].encoder == timeline.text_instance for timeline in here)
     assert encoded_at(spread) == {"e", "h"}
-    assert mean(one.ttft_s for one in here) < mean(one.ttft_s for one in spread)
+    assert mean(timeline.ttft_s for timeline in here) < mean(timeline.ttft_s for timeline in spread)
 
 
 def test_many_images_are_encoded_by_all_that_can() -> None:
@@ -82,7 +84,7 @@ def test_many_images_are_encoded_by_all_that_can() -> None:
     slow = {"encode_token_s": 0.002, "pull_byte_s": PULL_BYTE_S / 10}
     both, alone = timelines(apart("predicted", **slow), asks), timelines(apart("predicted", **slow, encoders=0), asks)
     assert encoded_at(both) == {"e", "h"}
-    assert mean(one.ttft_s for one in both) < 0.8 * mean(one.ttft_s for one in alone)
+    assert mean(timeline.ttft_s for timeline in both) < 0.8 * mean(timeline.ttft_s for timeline in alone)
 
 
 def test_while_prompts_wait_at_the_text_instances_images_go_to_the_encoders() -> None:

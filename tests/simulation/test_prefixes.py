@@ -51,7 +51,7 @@ def make_turns(seed: int, count: int, *, salts: tuple[bytes, ...] = (b"",), gap_
 async def pulled(cluster: SimCluster, asks: list[Ask]) -> list[int]:
     """Positions that each request has pulled."""
     told = [await cluster.router.timeline(ask.request.request_id) for ask in asks]
-    return [one.prefix_tokens for one in told]
+    return [timeline.prefix_tokens for timeline in told]
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -61,7 +61,7 @@ def test_a_known_beginning_is_pulled(seed: int) -> None:
     async def scenario(cluster: SimCluster) -> None:
         check_right(await play(cluster.router, asks))
         tokens = await pulled(cluster, asks)
-        assert sum(one > 0 for one in tokens) >= 4, tokens
+        assert sum(pulled_tokens > 0 for pulled_tokens in tokens) >= 4, tokens
         assert max(tokens) >= 144
         assert cluster.router.cluster.prefix_leases["granted"]
 

@@ -146,22 +146,22 @@ def kinds(role: Role | None) -> list[Kind]:
 
 
 def plan(seed: int) -> list[Trouble]:
-    """One after the other for each kind of process."""
+    """Plan troubles, one after the other for each kind of process."""
     rng, steps = Random(f"{seed}/troubles"), Random(f"{seed}/steps")
     troubles: list[Trouble] = []
     for role in (*roles(seed), None) if has_routers(seed) else roles(seed):
         at_s = rng.uniform(*_APART_S)
         while at_s < _DURATION_S:
-            one = Trouble(
+            trouble = Trouble(
                 at_s, role, rng.choice(kinds(role)), rng.uniform(*_LASTS_S), rng.random(), steps.random() < 0.5
             )
-            troubles.append(one)
-            at_s += one.lasts_s + rng.uniform(*_APART_S)
+            troubles.append(trouble)
+            at_s += trouble.lasts_s + rng.uniform(*_APART_S)
     return troubles
 
 
 def _crashes(seed: int) -> int:
-    return sum(one.kind is Kind.CRASH for one in plan(seed))
+    return sum(trouble.kind is Kind.CRASH for trouble in plan(seed))
 
 
 def workload(seed: int) -> list[Ask]:
@@ -187,8 +187,8 @@ class Troubles:
     async def run(self, troubles: Sequence[Trouble]) -> None:
         """Until the last one is over."""
         async with asyncio.TaskGroup() as group:
-            for role in dict.fromkeys(one.role for one in troubles):
-                group.create_task(self._in_turn([one for one in troubles if one.role is role]))
+            for role in dict.fromkeys(trouble.role for trouble in troubles):
+                group.create_task(self._in_turn([trouble for trouble in troubles if trouble.role is role]))
 
     async def _in_turn(self, troubles: Sequence[Trouble]) -> None:
         began_s = now_s()
@@ -225,7 +225,7 @@ class Troubles:
         assert self._routers is not None
         self._joined += 1
         self._cluster.routers.append(RouterNode(f"router-joined-{self._joined}", self._cluster))
-        names = [one.name for one in self._cluster.routers]
+        names = [router.name for router in self._cluster.routers]
         self._routers.use(names, leaving=[node.name])
         await node.drain()
         self._routers.use(name for name in names if name != node.name)
@@ -275,13 +275,13 @@ def _resume(links: Sequence[Link[Any]]) -> None:
 
 def _changed(things: Sequence[object], changes: Mapping[str, Callable[[Any], Any]]) -> Callable[[], None]:
     """Change attributes; returns what changes them back."""
-    usual = [(one, name, getattr(one, name)) for one in things for name in changes]
-    for one, name, value in usual:
-        setattr(one, name, changes[name](value))
+    usual = [(changed, name, getattr(changed, name)) for changed in things for name in changes]
+    for changed, name, value in usual:
+        setattr(changed, name, changes[name](value))
 
     def back() -> None:
-        for one, name, value in usual:
-            setattr(one, name, value)
+        for changed, name, value in usual:
+            setattr(changed, name, value)
 
     return back
 
@@ -424,7 +424,7 @@ print(*(sha256(repr(run(seed)).encode()).hexdigest() for seed in REPLAYED))
 
 
 def test_a_seed_runs_the_same_way_in_every_process() -> None:
-    """Whatever their hashes of strings are, by which sets of names are ordered."""
+    """Hashes of strings differ between processes, by which sets of names are ordered."""
     told = [
         subprocess.run(
             [sys.executable, "-c", _REPLAY],
@@ -458,7 +458,7 @@ def test_beginnings_are_sent_early_in_some_seeds(monkeypatch: pytest.MonkeyPatch
 
 
 def test_every_kind_of_fault_happens_to_every_kind_of_process() -> None:
-    planned = {(one.role, one.kind) for seed in range(10 * _AT_ONCE) for one in plan(seed)}
+    planned = {(trouble.role, trouble.kind) for seed in range(10 * _AT_ONCE) for trouble in plan(seed)}
     assert planned == {(role, kind) for role in (*_SPEEDS, None) for kind in kinds(role)}
 
 

@@ -23,7 +23,7 @@ def test_encoders_become_decode_instances_when_answers_become_long() -> None:
         assert roles(cluster).count(Role.D) > FIVE_TWO.count(Role.D)
         assert roles(cluster).count(Role.E) >= 2
         told = [await cluster.router.timeline(ask.request.request_id) for ask in asks]
-        assert not any(one.continuations for one in told)
+        assert not any(timeline.continuations for timeline in told)
 
     simulate(world(FIVE_TWO, 1, switches=True), scenario)
 

@@ -41,13 +41,13 @@ def test_a_large_item_is_encoded_by_all_idle_encoders_at_once() -> None:
     async def scenario(cluster: SimCluster) -> None:
         check_right(await play(cluster.router, [ask(TALL)]))
         done = await items(cluster)
-        assert [(one.item, one.tokens, one.shard) for one in done] == [
+        assert [(item.item, item.tokens, item.shard) for item in done] == [
             (0, 64, "1-16/64"),
             (0, 64, "17-32/64"),
             (0, 64, "33-48/64"),
             (0, 64, "49-64/64"),
         ]
-        assert len({one.encoder for one in done}) == 4
+        assert len({item.encoder for item in done}) == 4
 
     simulate(World(encoders=4, router=CUT), scenario)
 
@@ -68,9 +68,9 @@ def test_items_keep_their_order_and_small_ones_are_not_split() -> None:
     async def scenario(cluster: SimCluster) -> None:
         check_right(await play(cluster.router, [ask(png(20, 20), TALL, png(14, 14, seed=2), TALL)]))
         done = await items(cluster)
-        assert sorted({one.item for one in done}) == [0, 1, 2, 3]
-        assert [one.shard for one in done if one.item in (0, 2)] == ["", ""]
-        assert sum(one.tokens for one in done) == 4 + 256 + 1 + 256
+        assert sorted({item.item for item in done}) == [0, 1, 2, 3]
+        assert [item.shard for item in done if item.item in (0, 2)] == ["", ""]
+        assert sum(item.tokens for item in done) == 4 + 256 + 1 + 256
 
     simulate(World(encoders=3, router=CUT), scenario)
 
@@ -83,7 +83,7 @@ def test_a_cached_item_is_split_alike_and_not_encoded_again() -> None:
         check_right(await play(cluster.router, [*others, ask(TALL, name="again", at_s=0.01)]))
         again = await items(cluster, "again")
         assert len(again) == 4
-        assert all(one.encoder_cached or one.text_cached for one in again)
+        assert all(item.encoder_cached or item.text_cached for item in again)
         assert encoded == 4
 
     simulate(World(encoders=4, router=CUT), scenario)
@@ -109,8 +109,8 @@ def test_only_the_shards_of_a_killed_encoder_are_encoded_again(seed: int) -> Non
 
         check_right(await play_while(cluster, [ask(TALL)], kill()))
         done = await items(cluster)
-        assert sorted(one.encode_attempts for one in done) == [1, 1, 1, 2]
-        assert victim.name not in {one.encoder for one in done}
+        assert sorted(item.encode_attempts for item in done) == [1, 1, 1, 2]
+        assert victim.name not in {item.encoder for item in done}
 
     simulate(World(seed=seed, encoders=4, router=CUT), scenario)
 
@@ -147,7 +147,7 @@ def failing_once() -> Callable[[str, Ticket], Awaitable[None]]:
 def test_only_a_shard_that_cannot_be_pulled_is_encoded_again() -> None:
     async def scenario(cluster: SimCluster) -> None:
         check_right(await play(cluster.router, [ask(TALL)]))
-        attempts = [one.encode_attempts for one in await items(cluster)]
+        attempts = [item.encode_attempts for item in await items(cluster)]
         assert set(attempts) == {1, 2}, attempts
 
     simulate(World(encoders=4, router=CUT, before_pull=failing_once()), scenario)

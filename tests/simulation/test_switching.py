@@ -48,14 +48,14 @@ def test_routers_follow_at_once_and_what_opens_gets_work() -> None:
             encoded = node.encoder.engine.encoded_items
             asks = make_asks(version, 30, images=(1, 2), rate_per_s=None, distinct_images=500)
             asks = [
-                replace(one, request=replace(one.request, request_id=f"{version}-{i}")) for i, one in enumerate(asks)
+                replace(ask, request=replace(ask.request, request_id=f"{version}-{i}")) for i, ask in enumerate(asks)
             ]
             check_right(await play(cluster.router, asks))
-            told = [await cluster.router.timeline(one.request.request_id) for one in asks]
+            told = [await cluster.router.timeline(ask.request.request_id) for ask in asks]
             assert (node.encoder.engine.encoded_items > encoded) is role.serves(Stage.ENCODE)
-            prefilled = any("s0" in (one.prefill_instance or one.text_instance) for one in told)
+            prefilled = any("s0" in (timeline.prefill_instance or timeline.text_instance) for timeline in told)
             assert prefilled is role.serves(Stage.PREFILL)
-            assert any(one.text_instance == "s0" for one in told) is role.serves(Stage.DECODE)
+            assert any(timeline.text_instance == "s0" for timeline in told) is role.serves(Stage.DECODE)
 
     simulate(ONE, scenario)
 
@@ -74,9 +74,9 @@ def test_answers_that_are_decoded_go_on_elsewhere_when_their_stage_closes() -> N
             node.switching.set_stages(Role.P.stages, 1, "a test")
 
         check_right(await play_while(cluster, asks, switch()))
-        told = [await cluster.router.timeline(one.request.request_id) for one in asks]
-        assert not any(one.continuations for one in told)
-        moved = [one for one in told if one.prefill_instance == "s0" and one.text_instance == "d0"]
+        told = [await cluster.router.timeline(ask.request.request_id) for ask in asks]
+        assert not any(timeline.continuations for timeline in told)
+        moved = [timeline for timeline in told if timeline.prefill_instance == "s0" and timeline.text_instance == "d0"]
         assert moved
 
     simulate(ONE, scenario)
@@ -108,8 +108,8 @@ def test_a_pool_manager_orders_it_and_says_when_it_is_so() -> None:
         manager = cluster.managers["m0:1"].way("operator")
 
         async def member() -> MemberStatus:
-            members = [one for pool in (await manager.status()).pools for one in pool.members]
-            return next(one for one in members if one.registration.instance_id == "s0")
+            members = [member for pool in (await manager.status()).pools for member in pool.members]
+            return next(member for member in members if member.registration.instance_id == "s0")
 
         async def switch() -> None:
             await asyncio.sleep(0.5)

@@ -80,14 +80,14 @@ def sent_by(
     at_s = from_s + rng.expovariate(per_s)
     while at_s < LASTS_S:
         seed = rng.randrange(1 << 20) if images else rng.randrange(30)
-        one = asked(tenant, at_s, sides_px=(224,) if images else (), timeout_s=timeout_s, seed=seed, priority=priority)
+        ask = asked(tenant, at_s, sides_px=(224,) if images else (), timeout_s=timeout_s, seed=seed, priority=priority)
         request = replace(
-            one.request,
+            ask.request,
             request_id=f"{tenant}-{len(asks)}",
             sampling=SamplingParams(temperature=0, max_tokens=16),
             tenant=Tenant(tenant, weight),
         )
-        asks.append(replace(one, request=request))
+        asks.append(replace(ask, request=request))
         at_s += rng.expovariate(per_s)
     return asks
 
@@ -100,7 +100,7 @@ class Served:
     refused: int
     late: int
     in_time: int
-    """That were answered while requests came."""
+    """Requests that were answered while requests came."""
 
     @property
     def p99_s(self) -> float:
@@ -114,11 +114,11 @@ def run(world: World, *streams: list[Ask]) -> Mapping[str, Served]:
     async def scenario(cluster: SimCluster) -> None:
         nonlocal began_s
         began_s = now_s()
-        replies.extend(await play(cluster.router, sorted((ask for one in streams for ask in one), key=_sent_at)))
+        replies.extend(await play(cluster.router, sorted((ask for stream in streams for ask in stream), key=_sent_at)))
         cluster.router.attainment.validate()
 
     simulate(world, scenario)
-    check_right([one for one in replies if not isinstance(one.error, Overloaded | DeadlineExceeded)])
+    check_right([reply for reply in replies if not isinstance(reply.error, Overloaded | DeadlineExceeded)])
     found: dict[str, list[Reply]] = {}
     for reply in replies:
         found.setdefault(reply.ask.request.request_id.rpartition("-")[0], []).append(reply)
@@ -126,14 +126,14 @@ def run(world: World, *streams: list[Ask]) -> Mapping[str, Served]:
         name: Served(
             [
                 reply.first_s - began_s - reply.ask.at_s
-                for reply in them
+                for reply in own
                 if reply.first_s is not None and reply.ask.at_s > SETTLED_S
             ],
-            sum(isinstance(one.error, Overloaded) for one in them),
-            sum(isinstance(one.error, DeadlineExceeded) for one in them),
-            sum(one.error is None and one.ended_s - began_s < LASTS_S for one in them),
+            sum(isinstance(reply.error, Overloaded) for reply in own),
+            sum(isinstance(reply.error, DeadlineExceeded) for reply in own),
+            sum(reply.error is None and reply.ended_s - began_s < LASTS_S for reply in own),
         )
-        for name, them in found.items()
+        for name, own in found.items()
     }
 
 
@@ -142,14 +142,14 @@ def _sent_at(ask: Ask) -> float:
 
 
 def others(per_s: float, *, images: bool, draw: str = "") -> list[list[Ask]]:
-    """Each sends 50 to 75 % of its share."""
+    """Tenants that each send 50 to 75 % of its share."""
     each_per_s = 0.5 * per_s / (OTHERS + 1)
     return [sent_by(f"other{number}", each_per_s, images=images, draw=draw) for number in range(OTHERS)]
 
 
 def p99_of_others_s(served: Mapping[str, Served]) -> float:
     return quantiles(
-        [s for name, one in served.items() if name != HOG for s in one.ttfts_s], n=100, method="inclusive"
+        [s for name, tenant in served.items() if name != HOG for s in tenant.ttfts_s], n=100, method="inclusive"
     )[98]
 
 
@@ -175,9 +175,11 @@ def test_what_waits_for_kv_memory_waits_by_shares(images: bool, kv_tokens: int) 
     per_s = 12.0
     background = others(per_s, images=images)
     hog = sent_by(HOG, 10 * per_s / (OTHERS + 1), images=images)
-    beside, untold = (run(little_memory(one, kv_tokens=kv_tokens), *background, hog) for one in ("weighted", "none"))
+    beside, untold = (
+        run(little_memory(sharing, kv_tokens=kv_tokens), *background, hog) for sharing in ("weighted", "none")
+    )
     assert p99_of_others_s(beside) < p99_of_others_s(untold) / 3
-    served, told_nothing = (sum(one.in_time for one in of.values()) for of in (beside, untold))
+    served, told_nothing = (sum(tenant.in_time for tenant in of.values()) for of in (beside, untold))
     assert served >= 0.98 * told_nothing, "no memory is left unused for that"
 
 
@@ -191,13 +193,13 @@ def test_where_places_are_few_some_are_left_to_those_within_their_shares() -> No
         beside = run(few_places(), *background, hog)
         beside_s += p99_of_others_s(beside)
         alone = run(few_places(), hog)[HOG].in_time
-        assert sum(one.in_time for one in beside.values()) >= 0.9 * alone
+        assert sum(tenant.in_time for tenant in beside.values()) >= 0.9 * alone
     assert beside_s <= 1.8 * without_s, "it would be over 2 if the hog took all places"
 
 
 @pytest.mark.parametrize(("images", "per_s"), [(False, TEXT_PER_S), (True, IMAGES_PER_S)], ids=["text", "images"])
 def test_tenants_that_want_more_get_the_service_by_their_weights(images: bool, per_s: float) -> None:
-    """Whatever each sends, and whichever deadlines it sets."""
+    """Weights alone decide, not what a tenant sends or which deadlines it sets."""
 
     def make() -> World:
         world = (image_world if images else text_world)(ordering="first-come")
@@ -211,7 +213,7 @@ def test_tenants_that_want_more_get_the_service_by_their_weights(images: bool, p
     left_free = (
         0 if images else 1 / RESERVED_SHARE
     )  # of an engine's places, while all tenants want more than their shares
-    used = sum(one.in_time for one in served.values()) / alone["light"].in_time
+    used = sum(tenant.in_time for tenant in served.values()) / alone["light"].in_time
     assert used >= 0.96 - left_free, "nothing else is left unused"
 
 

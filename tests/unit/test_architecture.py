@@ -89,7 +89,9 @@ def test_decision_records_are_numbered_without_an_unnamed_gap_and_listed() -> No
     for path in records:
         assert path.read_text().startswith(f"# {int(path.name[:4])}. "), path.name
     documents = (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("services/*/README.md"))
-    links = [link for one in documents for link in re.findall(r"\[ADR (\d+)\]\([^)]*?(\d{4})-", one.read_text())]
+    links = [
+        link for document in documents for link in re.findall(r"\[ADR (\d+)\]\([^)]*?(\d{4})-", document.read_text())
+    ]
     assert links
     assert [(said, file) for said, file in links if int(said) != int(file)] == []
 
@@ -112,7 +114,7 @@ def test_every_file_and_name_that_architecture_points_to_exists() -> None:
 
 
 def test_every_test_in_the_table_of_failures_exists() -> None:
-    named = re.findall(r"`(tests/[\w/]+\.py): (\w+)`", (ROOT / "docs" / "failures.md").read_text())
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "docs" / "failures.md").read_text())
     assert len(named) > 40
     for file, name in named:
         assert (ROOT / file).is_file(), f"failures.md names {file}, which is not there"

@@ -40,7 +40,7 @@ def main() -> None:
         sampling = vllm.SamplingParams(temperature=0, max_tokens=asked["max_tokens"], logprobs=2)
         (request,) = engine.chat(asked["messages"], sampling, use_tqdm=False, chat_template_content_format="openai")
         (answer,) = request.outputs
-        best = [sorted((one.logprob for one in step.values()), reverse=True)[:2] for step in answer.logprobs]
+        best = [sorted((token.logprob for token in step.values()), reverse=True)[:2] for step in answer.logprobs]
         said = {
             "prompt_tokens": len(request.prompt_token_ids),
             "token_ids": list(answer.token_ids),

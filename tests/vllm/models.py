@@ -24,7 +24,7 @@ from triptych.media.sniff import MediaLimits, inspect_media
 from triptych.testing import clips
 
 Kind = tuple[int, ...]
-"""Which image is in each place of a question; the same number is the same image."""
+"""The image in each place of a question; the same number is the same image."""
 KINDS: Mapping[str, Kind] = {"text": (), "one": (0,), "two": (0, 1), "mixed": (0, 1, 2, 1), "twice": (0, 0)}
 _LETTERS = "abcdefgh .:"
 
@@ -164,7 +164,7 @@ class _Published(TinyFamily):
 
 
 class _Gemma3(_Published, TinyGemma3):
-    """Its tokens for blank lines are in the vocabulary as text, where vLLM looks for them."""
+    """Gemma 3, whose tokens for blank lines are in the vocabulary as text, where vLLM looks for them."""
 
     text: ClassVar[Mapping[str, Any]] = {**_TEXT, "head_dim": 32}
 

@@ -55,7 +55,7 @@ class Reference:
         if found is None:
             seeds = range(number * _TRIES, (number + 1) * _TRIES)
             asked = (self.ask(self.model.question(KINDS[kind], seed)) for seed in seeds)
-            found = self._known[kind, number] = next(one for one in asked if one.clear)
+            found = self._known[kind, number] = next(example for example in asked if example.clear)
         return found
 
     def ask(self, question: Question) -> Known:

@@ -30,7 +30,7 @@ _STOP_S = 30
 async def vllm_serve(
     directory: Path, routers: str, log: Path, *, workers: int = 1, **options: Any
 ) -> AsyncGenerator[httpx.AsyncClient]:
-    """Its REST API, once it is ready. ``options`` are those of the connector; ``workers`` compute each step together."""
+    """A vLLM's REST API, once it is ready. ``options`` are those of the connector; ``workers`` compute each step together."""
     (port,) = ports.free(1, ())
     connector = {
         "ec_connector": "PullingConnector",

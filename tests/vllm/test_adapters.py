@@ -1,4 +1,4 @@
-"""Which families enter a text engine of vLLM, and how."""
+"""Families that enter a text engine of vLLM, and how."""
 
 import logging
 from typing import Any

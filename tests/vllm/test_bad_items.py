@@ -80,7 +80,7 @@ async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serv
 
 
 def of_half_the_width(ticket: Ticket) -> Ticket:
-    tensors = tuple(replace(one, shape=(*one.shape[:-1], one.shape[-1] // 2)) for one in ticket.tensors)
+    tensors = tuple(replace(tensor, shape=(*tensor.shape[:-1], tensor.shape[-1] // 2)) for tensor in ticket.tensors)
     return replace(ticket, tensors=tensors, payload_nbytes=payload_nbytes(tensors))
 
 
@@ -121,12 +121,12 @@ async def test_a_request_with_a_bad_item_fails_and_a_hundred_others_succeed(
     before, served.relay.changes[media] = served.relay.changed, change
     async with rest(served.cluster.url) as client, asyncio.TaskGroup() as group:
         lost = group.create_task(post(client, bad.body()))
-        asked = [group.create_task(post(client, one.body())) for one in others]
+        asked = [group.create_task(post(client, question.body())) for question in others]
     error = lost.result().json()["error"]
     assert (lost.result().status_code, error["code"]) == failed
     assert re.fullmatch(told, error["message"])
     assert served.relay.changed - before >= encodes
-    assert [text_of(task.result()) for task in asked] == [answer(one).text for one in others]
+    assert [text_of(task.result()) for task in asked] == [answer(question).text for question in others]
 
     del served.relay.changes[media]
     async with rest(served.cluster.url) as client:

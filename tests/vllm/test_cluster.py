@@ -97,25 +97,25 @@ async def test_tokens_equal_vllms_own(served: Served, kind: str) -> None:
 
 async def test_other_images_change_the_answer(served: Served) -> None:
     """Shows that the tests above could fail."""
-    one, other = _same_prompt_other_images(served.reference)
-    assert one.token_ids != other.token_ids
+    first, second = _same_prompt_other_images(served.reference)
+    assert first.token_ids != second.token_ids
 
 
 async def test_concurrent_requests_get_the_same_tokens(served: Served) -> None:
     kinds = list(KINDS)
     known = [served.reference.known(kinds[number % len(kinds)], number) for number in range(CONCURRENT)]
-    assert await _all(served, known) == [one.token_ids for one in known]
+    assert await _all(served, known) == [example.token_ids for example in known]
 
 
 async def test_images_of_equal_size_in_equal_prompts_share_no_prefix(served: Served) -> None:
-    one, other = _same_prompt_other_images(served.reference)
-    assert await served.tokens(one.question) == one.token_ids
+    first, second = _same_prompt_other_images(served.reference)
+    assert await served.tokens(first.question) == first.token_ids
     before = await served.prefix_hits_tokens()
-    assert await served.tokens(other.question) == other.token_ids
+    assert await served.tokens(second.question) == second.token_ids
     assert await served.prefix_hits_tokens() == before, (
         "only the text before the first image is the same, less than a block"
     )
-    assert await served.tokens(one.question) == one.token_ids
+    assert await served.tokens(first.question) == first.token_ids
     assert await served.prefix_hits_tokens() >= before + BLOCK_TOKENS
 
 
@@ -149,26 +149,26 @@ async def test_an_image_that_cannot_be_decoded_fails_its_request_alone(served: S
         failed = group.create_task(_error_of(served, (damaged, "What is it?")))
         others = group.create_task(_all(served, known))
     assert isinstance(failed.result(), InvalidMedia)
-    assert others.result() == [one.token_ids for one in known]
+    assert others.result() == [example.token_ids for example in known]
 
 
 async def test_an_encoder_killed_under_load_changes_no_answer(served: Served) -> None:
     known = [served.reference.known(kind, 50 + number) for number in range(4) for kind in ("one", "two", "mixed")]
     async with asyncio.TaskGroup() as group:
-        asked = [(one, group.create_task(served.tokens(one.question))) for one in (*known, *known, *known)]
+        asked = [(example, group.create_task(served.tokens(example.question))) for example in (*known, *known, *known)]
         await asyncio.wait([task for _, task in asked], return_when=asyncio.FIRST_COMPLETED)
         served.cluster.kill("encoder-1")
-    assert [task.result() for _, task in asked] == [one.token_ids for one, _ in asked]
+    assert [task.result() for _, task in asked] == [example.token_ids for example, _ in asked]
 
 
 def _same_prompt_other_images(reference: Reference) -> tuple[Known, Known]:
     """Two questions with one text and images of the same sizes, which have different clear answers."""
     for seed in count(1000):
-        one, other = (reference.model.question(KINDS["mixed"], number) for number in (seed, seed + 1))
+        question, other = (reference.model.question(KINDS["mixed"], number) for number in (seed, seed + 1))
         images = iter(items_of(other))
-        swapped = tuple(next(images) if isinstance(part, Item) else part for part in one)
-        known = reference.ask(one), reference.ask(swapped)
-        if all(each.clear for each in known) and known[0].token_ids != known[1].token_ids:
+        swapped = tuple(next(images) if isinstance(part, Item) else part for part in question)
+        known = reference.ask(question), reference.ask(swapped)
+        if all(example.clear for example in known) and known[0].token_ids != known[1].token_ids:
             return known
     raise AssertionError
 
@@ -176,7 +176,7 @@ def _same_prompt_other_images(reference: Reference) -> tuple[Known, Known]:
 async def _all(served: Served, known: Sequence[Known]) -> list[tuple[int, ...]]:
     """The tokens of all of these, asked at once."""
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(served.tokens(one.question)) for one in known]
+        tasks = [group.create_task(served.tokens(example.question)) for example in known]
     return [task.result() for task in tasks]
 
 
@@ -193,7 +193,7 @@ async def _error_of(served: Served, question: Question) -> TriptychError | None:
 
 @contextmanager
 def _stopped_encoders(served: Served) -> Iterator[None]:
-    """Both encoders do nothing, not even fail."""
+    """Stop both encoders: they do nothing, not even fail."""
     names = [name for name in served.cluster.processes if name.startswith("encoder")]
     for name in names:
         served.cluster.kill(name, signal.SIGSTOP)

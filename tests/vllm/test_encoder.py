@@ -36,7 +36,7 @@ LANGUAGE = ("language_model", "lm_head", "embed_tokens")
 
 @dataclass
 class Pair:
-    """Both engines with one model."""
+    """A pair of engines with one model."""
 
     name: str
     checkpoint: Checkpoint
@@ -46,9 +46,9 @@ class Pair:
     def assert_equal(self, items: Sequence[Item], shards: Sequence[Shard | None] = (None,)) -> None:
         """The items' embeddings, all in one batch."""
         found, expected = (self._encoded(engine, items, shards) for engine in (self.vllm, self.own))
-        for one, other in zip(found, expected, strict=True):
-            assert [tensor.spec for tensor in one] == [tensor.spec for tensor in other]
-            for values, reference in zip(map(_values, one), map(_values, other), strict=True):
+        for encoded, other in zip(found, expected, strict=True):
+            assert [tensor.spec for tensor in encoded] == [tensor.spec for tensor in other]
+            for values, reference in zip(map(_values, encoded), map(_values, other), strict=True):
                 np.testing.assert_allclose(values, reference, rtol=CLOSE, atol=CLOSE)
 
     @staticmethod
@@ -137,7 +137,7 @@ def test_bfloat16_rounds_as_it_does_in_triptychs_own_engine() -> None:
     finally:
         engine.close()
     assert tensor.spec == replace(reference.spec, dtype=DType.BF16)
-    found, expected = (from_bytes(one, torch.device("cpu")).float() for one in (tensor, reference))
+    found, expected = (from_bytes(data, torch.device("cpu")).float() for data in (tensor, reference))
     assert float((found - expected).abs().max()) < 0.02 * float(expected.abs().max())
 
 

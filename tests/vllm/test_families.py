@@ -42,12 +42,12 @@ class Served:
 
     def answers(self, *known: Known) -> list[tuple[int, ...]]:
         """To all of these at once."""
-        for number, one in enumerate(known):
-            self.engine.add(self.case.request(f"r{number}", one.question, MAX_TOKENS))
+        for number, example in enumerate(known):
+            self.engine.add(self.case.request(f"r{number}", example.question, MAX_TOKENS))
         answers: Answers = {}
         while self.engine.has_work:
             collect(answers, self.engine.step())
-        assert [one.error for one in answers.values() if one.error] == []
+        assert [answer.error for answer in answers.values() if answer.error] == []
         return [tuple(answers[f"r{number}", 0].token_ids) for number in range(len(known))]
 
 
@@ -96,4 +96,4 @@ def test_tokens_are_those_from_images_or_clips(served: Served, kind: str) -> Non
 def test_concurrent_requests_get_the_same_tokens(served: Served) -> None:
     kinds = list(KINDS)
     known = [served.known(kinds[number % len(kinds)], number) for number in range(CONCURRENT)]
-    assert served.answers(*known) == [one.token_ids for one in known]
+    assert served.answers(*known) == [example.token_ids for example in known]

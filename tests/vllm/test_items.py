@@ -95,10 +95,10 @@ def test_an_item_that_vanishes_while_its_prompt_is_computed_fails_its_request_on
     engine.add(request("other", TWO, greedy(30)))
     answers: Answers = {}
     collect(answers, engine.step())
-    one = engine._scheduler.requests[engine._choices.by_name["lost/0"].vllm_id]
-    engine._scheduler.running.remove(one)
-    engine._scheduler._preempt_request(one, 0.0)
-    engine._items.drop(one.request_id)
+    preempted = engine._scheduler.requests[engine._choices.by_name["lost/0"].vllm_id]
+    engine._scheduler.running.remove(preempted)
+    engine._scheduler._preempt_request(preempted, 0.0)
+    engine._items.drop(preempted.request_id)
     finish(engine, answers)
     assert isinstance(answers["lost", 0].error, EngineFailure)
     assert tuple(answers["other", 0].token_ids) == answer(TWO).token_ids
@@ -118,18 +118,18 @@ def test_an_item_is_passed_to_the_worker_once_while_its_cache_has_it(
     monkeypatch.setattr(connector, "build_connector_meta", counted)
     fresh = Question("What digits are shown?", ("6_c", "6_c", "8_c"))
     answers = ask(engine, *(request(f"r{number}", fresh, tenant_salt=bytes([number])) for number in range(4)))
-    assert {tuple(one.token_ids) for one in answers.values()} == {answer(fresh).token_ids}
+    assert {tuple(answered.token_ids) for answered in answers.values()} == {answer(fresh).token_ids}
     assert len(loads) == len(set(loads)) == 2
 
 
 def test_vllm_keeps_what_positions_need_for_items_that_the_prefix_cache_covers(
     engine: VllmTextEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It drops all else of them."""
+    """All else of them is dropped."""
     monkeypatch.setattr(engine._adapter, "fields", lambda *_: {"grid": torch.tensor([1, 4, 4])}, raising=False)
     asked = request("one", TWO)
     positions = check_request(asked, engine._limits).positions
-    features = [one.feature for one in engine._features.place(asked, positions)]
+    features = [item.feature for item in engine._features.place(asked, positions)]
     covered = strip_covered_mm_data(features, num_computed_tokens=1000, uses_mrope=True)
     assert [set(feature.data) for feature in covered] == [{"grid"}] * 2
 
@@ -226,7 +226,7 @@ def test_a_request_that_vllm_refuses_leaves_nothing_behind(
 def test_images_without_identity_share_nothing_even_under_one_id(engine: VllmTextEngine) -> None:
     for question in (Question(LOST.text, ("1_c", "2_c")), Question(LOST.text, ("3_c", "4_c"))):
         asked = request("one", question)
-        nameless = replace(asked, embeddings=tuple(replace(one, key=b"") for one in asked.embeddings))
+        nameless = replace(asked, embeddings=tuple(replace(embedding, key=b"") for embedding in asked.embeddings))
         assert tuple(ask_one(engine, nameless).token_ids) == answer(question).token_ids
 
 
@@ -251,7 +251,7 @@ def test_the_metrics_are_those_of_vllm(engine: VllmTextEngine) -> None:
     ask_one(engine, request("one", TWO))
     families = {family.name: family for family in engine.metrics()}
     assert {name.partition(":")[0] for name in families} == {"vllm"}
-    (prompts,) = (one for one in families["vllm:prompt_tokens"].samples if one.name.endswith("_total"))
+    (prompts,) = (sample for sample in families["vllm:prompt_tokens"].samples if sample.name.endswith("_total"))
     assert prompts.labels == {"engine": "0", "model_name": MODEL_ID}
     assert prompts.value >= len(request("one", TWO).token_ids)
 

@@ -94,8 +94,8 @@ async def test_items_are_pulled_and_held_while_a_request_needs_them(cluster: Loc
     with source(cluster) as items:
         async with client.resolve(IMAGES[:3]) as resolved:
             got = await found(items, "a", needed(resolved))
-        assert [tuple(one.shape) for one in got.values()] == [(16, 128)] * 3
-        assert len({one.sum().item() for one in got.values()}) == 3
+        assert [tuple(embedding.shape) for embedding in got.values()] == [(16, 128)] * 3
+        assert len({embedding.sum().item() for embedding in got.values()}) == 3
         assert items.nbytes == 3 * NBYTES
         assert not items.waits
         items.drop("a")
@@ -136,15 +136,15 @@ async def test_room_is_made_for_what_is_needed(cluster: LocalCluster, client: As
 async def test_a_shared_item_counts_until_its_last_request_ends(cluster: LocalCluster, client: AsyncClient) -> None:
     with source(cluster, max_embedding_bytes=NBYTES + 1024) as items:
         async with client.resolve(IMAGES[:2]) as resolved:
-            one, other = needed(resolved[:1]), needed(resolved[1:])
-            await found(items, "a", one)
-            await found(items, "b", one)
+            first, second = needed(resolved[:1]), needed(resolved[1:])
+            await found(items, "a", first)
+            await found(items, "b", first)
             items.drop("a")
-            assert items.get("c", other) is None
+            assert items.get("c", second) is None
             await asyncio.to_thread(items.settle, 0.5)
-            assert items.get("c", other) is None
+            assert items.get("c", second) is None
             items.drop("b")
-            await found(items, "c", other)
+            await found(items, "c", second)
             items.drop("c")
 
 
@@ -152,8 +152,8 @@ async def test_many_requests_at_once_get_their_own_items(cluster: LocalCluster, 
     with source(cluster) as items:
         async with client.resolve(IMAGES) as resolved:
             wanted = {f"r{number}": needed(resolved[number % 20 : number % 20 + 3]) for number in range(60)}
-            got = [await found(items, name, each) for name, each in wanted.items()]
-        assert [set(one) for one in got] == [set(each) for each in wanted.values()]
+            got = [await found(items, name, keys) for name, keys in wanted.items()]
+        assert [set(embeddings) for embeddings in got] == [set(keys) for keys in wanted.values()]
         assert items.nbytes == 22 * NBYTES
         for name in wanted:
             items.drop(name)
@@ -202,12 +202,12 @@ async def test_a_request_that_ends_while_it_waits_leaves_nothing(cluster: LocalC
 async def test_an_encoder_that_stops_loses_its_items_and_no_others(cluster: LocalCluster, client: AsyncClient) -> None:
     with source(cluster, timeout_s=4.0) as items:
         async with client.resolve(IMAGES[:2]) as resolved:
-            one, other = needed(resolved[:1]), needed(resolved[1:])
-            await found(items, "a", one)
+            first, second = needed(resolved[:1]), needed(resolved[1:])
+            await found(items, "a", first)
             with stopped(cluster, "encoder-1"):
-                assert await lost(items, "b", other)
-                assert set(await found(items, "c", one)) == set(one)
-            await found(items, "d", other)
+                assert await lost(items, "b", second)
+                assert set(await found(items, "c", first)) == set(first)
+            await found(items, "d", second)
             for name in "acd":
                 items.drop(name)
 

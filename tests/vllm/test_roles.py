@@ -56,7 +56,7 @@ async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serv
 async def test_answers_are_those_of_one_engine(served: Served) -> None:
     asked = questions((0, 1, 2, 8), 6)
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(stream(served.router, f"roles-{i}", one)) for i, one in enumerate(asked)]
+        tasks = [group.create_task(stream(served.router, f"roles-{i}", question)) for i, question in enumerate(asked)]
     for index, (task, question) in enumerate(zip(tasks, asked, strict=True)):
         assert task.result().token_ids == answer(question).token_ids, question
         told = await served.timeline(f"roles-{index}")

@@ -114,8 +114,8 @@ async def test_concurrent_requests_get_the_same_tokens(served: Served) -> None:
     kinds = list(KINDS)
     known = [served.reference.known(kinds[number % len(kinds)], number) for number in range(CONCURRENT)]
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(served.tokens(one.question)) for one in known]
-    assert [task.result() for task in tasks] == [one.token_ids for one in known]
+        tasks = [group.create_task(served.tokens(example.question)) for example in known]
+    assert [task.result() for task in tasks] == [example.token_ids for example in known]
 
 
 async def test_no_lease_is_left(served: Served) -> None:
@@ -144,7 +144,7 @@ async def test_an_item_that_nobody_holds_fails_its_request_alone(served: Served)
                 others = [group.create_task(served.tokens(other.question)) for _ in range(4)]
             assert lost.result().status_code == httpx.codes.INTERNAL_SERVER_ERROR, lost.result().text
             assert reason in served.log.read_text()
-            assert [one.result() for one in others] == [other.token_ids] * 4
+            assert [task.result() for task in others] == [other.token_ids] * 4
     await still_answers(served, other)
 
 

@@ -54,7 +54,7 @@ class Served:
 
     def workers(self) -> list[psutil.Process]:
         children = psutil.Process(self.cluster.processes[TEXT]).children(recursive=True)
-        return [one for one in children if "resource_tracker" not in " ".join(one.cmdline())]
+        return [child for child in children if "resource_tracker" not in " ".join(child.cmdline())]
 
     async def served_again(self) -> None:
         """Wait until the text instance has been started again and answers."""
@@ -94,7 +94,7 @@ async def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
 
 
 async def all_end(processes: list[psutil.Process]) -> None:
-    """These processes end by themselves."""
+    """Wait until these processes end by themselves."""
     assert processes
     _, alive = await asyncio.to_thread(psutil.wait_procs, processes, END_S)
     assert not alive
@@ -118,9 +118,9 @@ async def test_an_item_is_pulled_once_for_all_workers(served: Served) -> None:
     known = [served.reference.known("two", 60 + number) for number in range(CONCURRENT)]
     before = await served.pulls()
     async with asyncio.TaskGroup() as group:
-        asked = [group.create_task(served.tokens(one)) for one in known]
-    assert [task.result() for task in asked] == [one.token_ids for one in known]
-    different = {item.media for one in known for item in items_of(one.question)}
+        asked = [group.create_task(served.tokens(example)) for example in known]
+    assert [task.result() for task in asked] == [example.token_ids for example in known]
+    different = {item.media for example in known for item in items_of(example.question)}
     assert await served.pulls() - before == len(different)
 
 
@@ -138,12 +138,12 @@ async def test_a_worker_killed_under_load_fails_no_request_silently(served: Serv
     known = [served.reference.known("two", 80 + number) for number in range(CONCURRENT)]
     workers = served.workers()
     async with asyncio.TaskGroup() as group:
-        asked = [group.create_task(outcome(served, one)) for one in known * 4]
+        asked = [group.create_task(outcome(served, example)) for example in known * 4]
         await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
         workers[0].kill()
     results: list[Any] = [task.result() for task in asked]
-    for one, result in zip(known * 4, results, strict=True):
-        assert isinstance(result, TriptychError) or result == one.token_ids
+    for example, result in zip(known * 4, results, strict=True):
+        assert isinstance(result, TriptychError) or result == example.token_ids
     async with asyncio.timeout(END_S):
         assert (await served.cluster.next_exit()).plan.name == TEXT
     await all_end(workers)

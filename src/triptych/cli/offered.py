@@ -22,7 +22,7 @@ _PACES = ("rate", "sweep", "goodput")
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """What the options of ``offered`` say."""
+    """Values of the options of ``offered``."""
 
     workload: "Workload"
     objectives: "Objectives"

@@ -51,14 +51,14 @@ class _Source:
     epoch: int = -1
     position: int = 0
     totals: Mapping[str, int] = field(default_factory=dict)
-    """Its own counts at the last look."""
+    """The source's own counts at the last look."""
     running: Sequence[float] = ()
     """When those came that ran at the last look, seconds since the recording's start."""
     silent_since_s: float | None = None
 
 
 class _Recording:
-    """What has been written so far, and what could not be."""
+    """Counts of what has been written so far, and of what could not be."""
 
     def __init__(
         self, file: TextIO, sources: Sequence[_Source], start_s: float, duration_s: float | None, console: Console
@@ -260,7 +260,7 @@ async def _sources(job: Job, http: httpx.AsyncClient) -> list[_Source]:
 
 
 async def _recent(http: httpx.AsyncClient, url: str, position: int | None = None) -> dict[str, Any] | str:
-    """What a router's admin port says of requests since a position, or why there is no such answer."""
+    """Ask what a router's admin port says of requests since a position, or why there is no such answer."""
     try:
         response = await http.get(f"{url}/requests", params={} if position is None else {"after": position})
         if response.status_code == httpx.codes.NOT_FOUND:

@@ -36,13 +36,13 @@ _OUT = "Output"
 
 @dataclass(slots=True)
 class _Parsed:
-    """What one reading of the command line leaves beside the values of its options."""
+    """A reading of the command line, as it is left beside the values of its options."""
 
     line: list[str] = field(default_factory=list)
     service_flags: list[str] = field(default_factory=list)
     """Options of services in the file."""
     is_compared: bool = False
-    """It is one of two scenarios to compare, and its caller runs it."""
+    """Whether it is one of two scenarios to compare, which the caller runs."""
 
 
 class ReadAgain(TyperCommand):
@@ -373,7 +373,7 @@ def simulate(
 
 
 def _of_scenario(ctx: typer.Context, path: Path) -> "Simulation":
-    """One of two to compare. What is wrong with it is said by its own reading; a further line says where."""
+    """A scenario of two to compare. What is wrong with it is said by its own reading; a further line says where."""
     from triptych.cli.show import plain_console
 
     assert isinstance(ctx.command, ReadAgain)  # noqa: S101 - the command of this module

@@ -1,4 +1,4 @@
-"""What a model's parts consist of, in numbers: parameters, floating-point operations and bytes, without any tensor.
+"""Parts of a model, in numbers: parameters, floating-point operations and bytes, without any tensor.
 
 Operations are those of products of matrices; a multiplication with its addition counts as two. Norms, activations and
 additions of rows are left out, as profilers of operations leave them out.
@@ -185,7 +185,7 @@ class DecoderArchitecture:
 
 @dataclass(frozen=True, slots=True)
 class EncoderItem:
-    """What one item costs an encoder."""
+    """Cost of one item to an encoder."""
 
     tokens: int
     """Embedding tokens: the rows of its embedding."""

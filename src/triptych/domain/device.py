@@ -59,7 +59,7 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What loading, preparing and pulling takes, whatever the device."""
+    """Speeds of loading, preparing and pulling, whatever the device."""
 
     disk_nbytes_per_s: float
     process_s: float

@@ -1,4 +1,4 @@
-"""What a text engine gets and returns, and the grammar that constrains an answer."""
+"""Requests and outputs of a text engine, and the grammar that constrains an answer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

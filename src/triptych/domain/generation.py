@@ -17,7 +17,7 @@ class FinishReason(Enum):
     STOP = "stop"
     LENGTH = "length"
     TOOL_CALLS = "tool_calls"
-    """It stopped after tool calls. Only the router recognises them in the text."""
+    """A stop after tool calls. Only the router recognises them in the text."""
 
 
 @record
@@ -61,9 +61,9 @@ class TextRequest:
     continued: tuple[ContinuedChoice, ...] = ()
     """In ascending order of their choices; empty for a new answer."""
     early: bool = False
-    """It is the prefix of a prompt, computed for the prefix cache: what is generated after it is no answer."""
+    """Whether it is the prefix of a prompt, computed for the prefix cache: what is generated after it is no answer."""
     transfers_kv: bool = False
-    """It ends with ``KvTransferred`` after the first token of each choice that has not finished with it: prefill only."""
+    """Whether it ends with ``KvTransferred`` after the first token of each choice that has not finished with it: prefill only."""
     kv_segments: tuple[KvPlacement, ...] = ()
     """Keys and values of the prompt, and of the tokens in ``continued``, that can be pulled instead of computed. What they do not
     cover, and what cannot be pulled, is computed."""

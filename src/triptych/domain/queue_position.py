@@ -11,7 +11,7 @@ AGEING_S = 30.0
 
 @record
 class RelativeQueuePosition:
-    """What orders calls of one priority. Durations in seconds from when the call is sent, as clocks differ between processes.
+    """Order among calls of one priority. Durations in seconds from when the call is sent, as clocks differ between processes.
 
     The instance makes a ``QueuePosition`` of it, on its own clock (``policy.queueing.as_called``).
     """
@@ -46,7 +46,7 @@ class QueuePosition(NamedTuple):
     lost_s: float = inf
     """After this time it is too late to begin."""
     aged_s: float = inf
-    """Its ``due_s`` from then on."""
+    """The ``due_s`` from then on."""
     behind_s: float = 0.0
     """How much later all that is than the request's own objective, because of its tenant's share (``policy.fairness``)."""
 

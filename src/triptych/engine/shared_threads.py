@@ -40,7 +40,7 @@ class SharedThreads:
 
     @contextmanager
     def computing(self, keeps_s: float = 0.0) -> Iterator[None]:
-        """Whatever the calling thread computes within. It keeps its share for ``keeps_s`` longer."""
+        """A context in which the calling thread computes. It keeps its share for ``keeps_s`` longer."""
         me = threading.get_ident()
         with self._lock:
             self._until_s[me] = float("inf")

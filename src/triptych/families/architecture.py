@@ -38,7 +38,7 @@ _TEXT_TYPES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """What a model's parts consist of."""
+    """Parts of a model, and what they consist of."""
 
     family: Family
     decoder: DecoderArchitecture

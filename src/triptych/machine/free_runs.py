@@ -41,7 +41,7 @@ class FreeRuns:
         return (FreeRun(start, self._counts[start]) for start in self._starts)
 
     def fitting(self, length: int) -> Iterator[FreeRun]:
-        """Those of at least this length: the shortest first, and of equally long ones the first."""
+        """Runs of at least this length: the shortest first, and of equally long ones the first."""
         for at in range(bisect_left(self._lengths, length), len(self._lengths)):
             found = self._lengths[at]
             yield from (FreeRun(start, found) for start in self._starts_of[found])

@@ -55,7 +55,7 @@ class ProcessEnded:
 
 @dataclass(frozen=True, slots=True)
 class TimePassed:
-    """Something may be due (``ProcessPools.due_s``)."""
+    """Time has passed: effects may be due (``ProcessPools.due_s``)."""
 
 
 Event = Adopt | SetSize | Remove | ProcessReady | ProcessAnswered | ProcessEnded | TimePassed

@@ -30,7 +30,7 @@ class StageState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SwitchWanted:
-    """These stages are to be open, and no others. ``version`` rises with each order of an epoch."""
+    """Stages are to be open: these, and no others. ``version`` rises with each order of an epoch."""
 
     stages: frozenset[Stage]
     version: int
@@ -38,14 +38,14 @@ class SwitchWanted:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What the stage needs is there."""
+    """The stage has what it needs."""
 
     stage: Stage
 
 
 @dataclass(frozen=True, slots=True)
 class OpeningFailed:
-    """What the stage needs cannot be had."""
+    """The stage cannot have what it needs."""
 
     stage: Stage
     error: TriptychError
@@ -53,7 +53,7 @@ class OpeningFailed:
 
 @dataclass(frozen=True, slots=True)
 class OpensIn:
-    """What the stage needs takes so long to get, whenever it is not there."""
+    """The stage gets what it needs after so long, whenever it is not there."""
 
     stage: Stage
     seconds: float

@@ -1,7 +1,7 @@
 """Identifies an item from its bytes, without decoding: format, size, duration and digest.
 
 Headers are parsed here rather than by an image or video library. So the process that takes requests never hands
-untrusted bytes to a decoder (ADR 11). The encoder finds damage behind a valid header.
+untrusted bytes to a decoder (ADR 58). The encoder finds damage behind a valid header.
 """
 
 import struct

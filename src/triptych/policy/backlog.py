@@ -19,7 +19,7 @@ class Held:
     """By the ids of their holders."""
     by_host: Mapping[str, int]
     nbytes: int
-    """All of them."""
+    """Bytes of all of them."""
 
     @classmethod
     def of(cls, holders: Mapping[str, int], hosts: Mapping[str, str]) -> Self:
@@ -33,7 +33,7 @@ class Held:
 
 @record
 class Work:
-    """What one item asks of an encoder, or one request of a text instance."""
+    """Work that one item asks of an encoder, or one request of a text instance."""
 
     tokens: int
     """Of the item, or of the prompt."""
@@ -52,7 +52,7 @@ NO_WORK = Work(0)
 
 
 class Alone(NamedTuple):
-    """What some work takes at an instance, in seconds, whatever that has to do besides."""
+    """Time that some work takes at an instance, in seconds, whatever that has to do besides."""
 
     idle_s: float
     """In an engine that has nothing else to do."""
@@ -77,7 +77,7 @@ class Speed(Protocol):
 
 
 class Price:
-    """What one piece of work takes at instances of one speed."""
+    """Price of one piece of work at instances of one speed."""
 
     __slots__ = ("_pulls", "_speed", "alone", "far_pull_s", "held", "near_pull_s", "unqueued_s")
 
@@ -99,7 +99,7 @@ class Price:
 
 
 class EncodeBacklog(NamedTuple):
-    """What an encoder has to do, in predicted seconds."""
+    """Work that an encoder has to do, in predicted seconds."""
 
     speed: Speed
     wait_s: float = 0.0
@@ -107,7 +107,7 @@ class EncodeBacklog(NamedTuple):
     prepared_s: float = 0.0
     """Until they all are preprocessed."""
     slowness: float = 1.0
-    """Its times as multiples of what ``speed`` says."""
+    """The instance's times as multiples of what ``speed`` says."""
     near_text: bool = False
     """Whether a text instance is on its host."""
     text_wait_s: float | None = None
@@ -145,7 +145,7 @@ class EncodeBacklog(NamedTuple):
 
 
 class TextBacklog(NamedTuple):
-    """What a text instance has to do, in predicted seconds."""
+    """Work that a text instance has to do, in predicted seconds."""
 
     speed: Speed
     wait_s: float = 0.0
@@ -153,7 +153,7 @@ class TextBacklog(NamedTuple):
     step_s: float = 0.0
     """One step of its engine with one sequence more than it has; 0 if unknown."""
     slowness: float = 1.0
-    """Its waits and prefills as multiples of what ``speed`` says."""
+    """The instance's waits and prefills as multiples of what ``speed`` says."""
     instance_id: str = ""
     host: str = ""
     """Empty if unknown."""
@@ -182,7 +182,7 @@ Backlog = EncodeBacklog | TextBacklog
 
 
 class Prices(dict[Speed, Price]):
-    """What one piece of work takes, by the speed of the instance."""
+    """Prices of one piece of work, by the speed of the instance."""
 
     __slots__ = ("work",)
 

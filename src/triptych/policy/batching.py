@@ -1,4 +1,4 @@
-"""Which sequences of a text instance run in its next step, and how many tokens of each (HydraInfer, algorithm 1).
+"""Batching: which sequences of a text instance run in its next step, and how many tokens of each (HydraInfer, algorithm 1).
 
 Ongoing decodes go first, so that a new prompt never delays the next token of an answer by more than one step. What
 the token budget then leaves goes to prompts in the order of their turns, begun or not: a prompt of many chunks is passed
@@ -34,7 +34,7 @@ class Prefill:
 
 @record
 class StepPlan:
-    """What one step computes: one token for each of ``decodes``, then ``prefills`` in order."""
+    """Work of one step: one token for each of ``decodes``, then ``prefills`` in order."""
 
     decodes: tuple[str, ...]
     prefills: tuple[Prefill, ...]

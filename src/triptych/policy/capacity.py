@@ -46,7 +46,7 @@ class RequestClass:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What arrives, and how closely objectives must be met."""
+    """Load that arrives, and how closely objectives must be met."""
 
     quantile: float = 0.99
     """The share of latencies that must be within the objective."""

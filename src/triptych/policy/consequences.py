@@ -1,4 +1,4 @@
-"""What no longer works without the last process of a kind."""
+"""Consequences of the loss of the last process of a kind: what no longer works."""
 
 from collections.abc import Collection, Sequence
 
@@ -24,7 +24,7 @@ def without(stages: Collection[Stage], of_model: str = "") -> tuple[str, str] | 
 
 
 def loss(instance_id: str, pools: Sequence[PoolStatus], *, keeps: frozenset[Stage] = frozenset()) -> str:
-    """What no longer works when this member drains, or switches to the stages that it ``keeps``; empty if others of its model do the
+    """Words for what no longer works when this member drains, or switches to the stages that it ``keeps``; empty if others of its model do the
     same, or it is no active member.
     """
     working = [(pool, member) for pool in pools for member in pool.members if _works(member)]

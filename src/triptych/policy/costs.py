@@ -1,4 +1,4 @@
-"""What stages cost: predictions from a profile (ModServe section 4.1).
+"""Costs of stages: predictions from a profile (ModServe section 4.1).
 
 The one reader of profiles for scaling and scheduling. Predictions are monotone: a larger input never costs less. Outside
 the measured range they continue the last slope and say so; no input is an error.

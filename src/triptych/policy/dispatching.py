@@ -19,7 +19,7 @@ def complete(*, tokens: int, sent_tokens: int) -> bool:
 
 
 def prefix(*, tokens: int, sent_tokens: int) -> bool:
-    """Each that is at least twice as long as the one before.
+    """Send each that is at least twice as long as the one before.
 
     A beginning is sent with its items each time, so that all of them together cost at most twice the longest.
     """

@@ -1,4 +1,4 @@
-"""Which instances of a pool get no work for a while. Pure functions.
+"""Ejection: which instances of a pool get no work for a while. Pure functions.
 
 The rules are those of Envoy's outlier detection and gRPC's A50: an instance that fails, or is far slower than the others,
 is ejected for a time that grows, and at most a share of the pool at once.

@@ -12,17 +12,17 @@ from typing import NamedTuple, Protocol
 from triptych.domain.queue_position import AGEING_S, QueuePosition
 
 RESERVED_SHARE = 8
-"""One of so many places of an engine, and of its KV blocks, is left to requests within the shares of their tenants."""
+"""Reserved share: one of so many places of an engine, and of its KV blocks, is left to requests within the shares of their tenants."""
 
 BURST_S = 1.0
-"""What a tenant may want at once without being beyond its share, in seconds of its share of the service."""
+"""Work that a tenant may want at once without being beyond its share, in seconds of its share of the service."""
 
 _LEAST_BEGUN = 2
 """Places that a step gives to requests beyond shares, however few there are: with one, short answers would not fill them."""
 
 
 class Share(NamedTuple):
-    """What the share of its tenant makes of a request's queue position."""
+    """Effect of a tenant's share on a request's queue position."""
 
     behind_s: float = 0.0
     """How much later than it came it counts as having come; negative for earlier."""

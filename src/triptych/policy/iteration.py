@@ -1,4 +1,4 @@
-"""Which stages share the next iteration of an instance that also encodes (HydraInfer, section 4.2, algorithm 1).
+"""Iterations: which stages share the next iteration of an instance that also encodes (HydraInfer, section 4.2, algorithm 1).
 
 Running decodes are part of every iteration. They are joined either by prompts, within the token budget
 (``policy.batching``), or by items for the vision encoder, within the image budget; never by both, which bounds the
@@ -24,7 +24,7 @@ class ImageBudget:
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """What joins the decodes."""
+    """Work that joins the decodes."""
 
     prefill: bool
     encode: bool

@@ -23,7 +23,7 @@ class TransferRule(Protocol):
 
 
 def always(*, expected_tokens: int, here_tokens: int, there_tokens: int) -> bool:
-    """Whatever the loads."""
+    """Transfer whatever the loads."""
     del expected_tokens, here_tokens, there_tokens
     return True
 
@@ -35,10 +35,10 @@ def by_need(*, expected_tokens: int, here_tokens: int, there_tokens: int) -> boo
 
 @record
 class KvRoom:
-    """What is known of the KV memory of an instance that decodes, in tokens."""
+    """Room in the KV memory of an instance that decodes, in tokens."""
 
     kv_tokens: int
-    """All of it; 0 if unknown."""
+    """All the KV memory; 0 if unknown."""
     own_tokens: int
     """What the answers of this router take there, with what is expected of them."""
     free_tokens: int | None = None
@@ -46,7 +46,7 @@ class KvRoom:
     new_tokens: int = 0
     """What this router has given to it since then."""
     idle: bool = False
-    """It has nothing to do, as far as is known."""
+    """Whether it has nothing to do, as far as is known."""
 
     @property
     def room(self) -> int:

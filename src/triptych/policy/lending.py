@@ -14,21 +14,21 @@ MOST_MOVES = 4
 
 class LenderState(Enum):
     ENCODE_ONLY = "encode only"
-    """It gets no text requests."""
+    """An encoder that gets no text requests."""
     LENDING = "lending"
     FULL = "full"
-    """It lends, and has as many requests as it may have."""
+    """An encoder that lends, and has as many requests as it may have."""
 
 
 @record
 class Lender:
-    """What is known of one."""
+    """A lender, as far as it is known."""
 
     state: LenderState
     items: int
-    """That it encodes, or that are on their way to it."""
+    """Items that it encodes, or that are on their way to it."""
     requests: int
-    """That wait or run there."""
+    """Text requests that wait or run there."""
     most: int
     """Requests that it may have."""
 
@@ -42,7 +42,7 @@ class Lending(Protocol):
 
 
 def idle(lender: Lender, *, waiting: int, above: int) -> LenderState:
-    """It begins to lend above ``above``, and ends at its first item or below half of that, so that it does not change to and fro."""
+    """Begin to lend above ``above``, and end at its first item or below half of that, so that it does not change to and fro."""
     lends = lender.state is not LenderState.ENCODE_ONLY
     if lender.items or not (2 * waiting >= above if lends else waiting > above):
         return LenderState.ENCODE_ONLY

@@ -92,7 +92,7 @@ class PolicyNames:
     """Policy that chooses a text instance for each request: least-loaded, least-requests, power-of-two, predicted or round-robin. Where other
     routers send much to them, least-loaded and predicted choose as power-of-two does: between two random ones of the less loaded half."""
     sharding: Annotated[str, ChosenFrom(SHARDINGS)] = "earliest-end"
-    """Which items are split over several encoders: earliest-end (if the last shard then ends clearly sooner), or never."""
+    """Rule of which items are split over several encoders: earliest-end (if the last shard then ends clearly sooner), or never."""
     ordering: Annotated[str, ChosenFrom(ORDERINGS)] = "slo"
     """Order of the requests of one priority in every queue: slo (by arrival and the TTFT objective of the request's class, or
     its deadline if that is earlier; what is lost already goes last), deadline, or first-come. None is overtaken by one that

@@ -1,4 +1,4 @@
-"""What profiles say of a pool under the mix of a window: capacity within the objectives, and how long a queue may take.
+"""Facts of a pool, as profiles say under the mix of a window: capacity within the objectives, and how long a queue may take.
 
 What is missing is named, never guessed.
 """
@@ -247,9 +247,9 @@ class _Share(NamedTuple):
     """Of some stages of a class."""
 
     limit_s: float
-    """Their part of the TTFT objective."""
+    """The stages' part of the TTFT objective."""
     alone_s: float
-    """Their isolated latency."""
+    """The stages' isolated latency."""
 
 
 _FREE = _Share(inf, 0.0)

@@ -12,7 +12,7 @@ _MARGIN = 2.0
 
 @record
 class PrefixGain:
-    """What is known of a beginning that others hold, beyond what the instance has itself."""
+    """Gain of a beginning that others hold, beyond what the instance has itself."""
 
     tokens: int
     compute_s: float | None = None
@@ -28,7 +28,7 @@ class Prefixes(Protocol):
 
 
 def always(gain: PrefixGain) -> bool:
-    """Whatever there is."""
+    """Pull whatever there is."""
     return gain.tokens > 0
 
 

@@ -1,4 +1,4 @@
-"""What a pass costs on a device, from operations and bytes (roofline model), and the profiles computed from that.
+"""Cost of a pass on a device, from operations and bytes (roofline model), and the profiles computed from that.
 
 A pass takes::
 
@@ -57,7 +57,7 @@ class DoesNotFit(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What one pass computes and reads."""
+    """Operations and bytes that one pass computes and reads."""
 
     work: Work
     weights_nbytes: float
@@ -76,7 +76,7 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a part runs on: ``degree`` devices in tensor parallelism."""
+    """Hardware that a part runs on: ``degree`` devices in tensor parallelism."""
 
     device: Device
     dtype: DType

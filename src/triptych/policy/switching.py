@@ -1,4 +1,4 @@
-"""Which instances are to serve another stage (EPD-Serve section 3.2.4), from what each stage holds and what arrives there.
+"""Switching: which instances are to serve another stage (EPD-Serve section 3.2.4), from what each stage holds and what arrives there.
 
 ``decide`` is a pure function. It looks a few seconds ahead, so that instances move before a queue is long, and weighs what the stage
 that is short saves against what the other loses: so it moves as many at once as pay, and none for a short peak.
@@ -20,7 +20,7 @@ class SwitchLimits:
     """Speed and caution of switching."""
 
     switch_ahead_s: PositiveSeconds = 5.0
-    """What stages will hold after so long decides, so that a queue is seen before it is there. Looking further, a few requests that come
+    """Time ahead: what stages will hold then decides, so that a queue is seen before it is there. Looking further, a few requests that come
     together look like a load that grows."""
     switch_horizon_s: PositiveSeconds = 60.0
     """Time over which a switch must save more than it costs. Loads that change faster than this are not followed."""
@@ -45,9 +45,9 @@ class Movable:
 
     instance_id: str
     stages: frozenset[Stage]
-    """Which it can serve."""
+    """Stages that it can serve."""
     held: float = 0.0
-    """Its part of what the stage holds: it is to be finished, or transferred."""
+    """The instance's part of what the stage holds: it is to be finished, or transferred."""
     opens_s: Mapping[Stage, float] = field(default_factory=dict)
     """How long it must load weights before it can serve a stage; 0 where it does not say."""
 
@@ -58,7 +58,7 @@ class StageView:
 
     stage: Stage
     instances: int
-    """That serve it."""
+    """Instances that serve it."""
     held: float
     """Work that waits or runs there."""
     holds: float
@@ -70,17 +70,17 @@ class StageView:
     movable: tuple[Movable, ...] = ()
 
     def after(self, seconds: float, instances: int) -> float:
-        """What is held then, if so many instances serve it from now on."""
+        """Work that is held then, if so many instances serve it from now on."""
         return max(0.0, self.held + (self.arriving - instances * self.served) * seconds)
 
     def pressure(self, seconds: float, instances: int) -> float:
-        """That over what they may hold."""
+        """Work that is held then, over what the instances may hold."""
         if held := self.after(seconds, instances):
             return held / (instances * self.holds) if instances else inf
         return 0.0
 
     def late_s(self, instances: int, horizon_s: float) -> float:
-        """What is held beyond that, summed over the horizon, in seconds of the instances that could hold it."""
+        """Work that is held beyond that, summed over the horizon, in seconds of the instances that could hold it."""
         late, slope = self.held - instances * self.holds, self.arriving - instances * self.served
         last = late + slope * horizon_s
         if late <= 0 and last <= 0:
@@ -92,7 +92,7 @@ class StageView:
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """These instances, of stage ``source``, are to serve ``target`` instead."""
+    """Instances of stage ``source`` are to serve ``target`` instead."""
 
     source: Stage
     target: Stage
@@ -116,7 +116,7 @@ def decide(stages: Sequence[StageView], limits: SwitchLimits) -> Switch | None:
 
 
 def _switches(source: StageView, target: StageView, limits: SwitchLimits) -> Iterator[tuple[float, Switch]]:
-    """What can be moved from one stage to another, and the seconds of an instance that it saves; those with least to finish first."""
+    """Instances that can be moved from one stage to another, and the seconds of an instance that it saves; those with least to finish first."""
     fitting = [instance for instance in source.movable if target.stage in instance.stages]
     moved = sorted(
         fitting,

@@ -16,7 +16,7 @@ MEMORY, SHM, NIXL, TCP = "memory", "shm", "nixl", "tcp"
 
 
 class Reach(IntEnum):
-    """What a transport reaches, widest first."""
+    """Reach of a transport, widest first."""
 
     EVERYWHERE = 0
     RDMA = 1
@@ -48,12 +48,12 @@ _UNRANKED = TransportKind(Reach.EVERYWHERE, "a transport without a rank, which i
 
 
 def between_processes() -> tuple[str, ...]:
-    """What an instance may be told to use, best first."""
+    """Transports that an instance may be told to use, best first."""
     return tuple(name for name, kind in TRANSPORTS.items() if kind.between_processes)
 
 
 def usual(*, under_tls: bool) -> tuple[str, ...]:
-    """What an instance uses when it is told nothing, best first."""
+    """Transports that an instance uses when it is told nothing, best first."""
     return tuple(name for name in between_processes() if TRANSPORTS[name].under_tls or not under_tls)
 
 

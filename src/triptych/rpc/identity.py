@@ -1,4 +1,4 @@
-"""Who an instance is, for as long as its process runs."""
+"""Identity: who an instance is, for as long as its process runs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from triptych.transport.nixl import OnReset
 
 @dataclass(frozen=True, slots=True)
 class InstanceIdentity:
-    """What all parts of an instance share from its start."""
+    """Identity that all parts of an instance share from its start."""
 
     instance_id: str
     epoch: int

@@ -193,7 +193,7 @@ class _Call:
         self._deadline_s = monotonic() + start.timeout_s
         self.timer = asyncio.get_running_loop().call_later(start.timeout_s, self._expire)
         self.room_nbytes = limits.WINDOW_NBYTES
-        """What may be sent before the client has taken more."""
+        """Bytes that may be sent before the client has taken more."""
         self._roomy = asyncio.Event()
 
     def time_remaining(self) -> float:
@@ -227,7 +227,7 @@ class _Unsent:
         self._batches: deque[calls_pb2.CallAnswers] = deque()
         """Full ones, and one that is not."""
         self._answers: dict[int, calls_pb2.CallAnswer] = {}
-        """Those in the last batch, by their calls."""
+        """Answers in the last batch, by their calls."""
         self._nbytes = 0
         """Size of its messages."""
         self._closed = False
@@ -235,7 +235,7 @@ class _Unsent:
         self._taken = asyncio.Event()
 
     def answer(self, number: int, nbytes: int) -> calls_pb2.CallAnswer:
-        """What is sent next to a call; ``nbytes`` are about to be added to it."""
+        """The answer that is sent next to a call; ``nbytes`` are about to be added to it."""
         if not self._batches or self._nbytes >= limits.BATCH_NBYTES:
             self._batches.append(calls_pb2.CallAnswers())
             self._nbytes, self._answers = 0, {}

@@ -41,7 +41,7 @@ class Answer:
 
 
 Query = Mapping[str, str]
-"""What follows the path in an address; of several values of one name the last."""
+"""Parameters that follow the path in an address; of several values of one name the last."""
 Route = Callable[[Query], Awaitable[Answer]]
 
 

@@ -1,4 +1,4 @@
-"""What a service lives in: time, randomness, threads and tasks. Real in a process, virtual in a simulation."""
+"""The world that a service lives in: time, randomness, threads and tasks. Real in a process, virtual in a simulation."""
 
 import random
 from collections.abc import AsyncGenerator, Callable

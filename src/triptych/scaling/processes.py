@@ -33,7 +33,7 @@ _READY_POLL_S = 0.2
 _ANSWERED_POLL_S = 1.0
 
 Done = Effect | ProcessReady
-"""Something that was begun, or a process that has started."""
+"""An effect that was begun, or a process that has started."""
 
 
 class Processes(Protocol):

@@ -415,11 +415,11 @@ class SimCluster:
                 self.decide(f"{process} is ready")
 
     def come_in(self, items: int) -> asyncio.Future[float]:
-        """What a request takes of the host before the router begins: gives when that was over."""
+        """Spend what a request takes of the host before the router begins; gives when that was over."""
         return self._through([(process, costs.request + costs.item.times(items)) for process, costs in self.host.front])
 
     def go_out(self, items: int, *, ends: bool) -> asyncio.Future[float]:
-        """What a message of an answer takes of the host after the router has it: gives when the client has it. What its end takes is not
+        """Spend what a message of an answer takes of the host after the router has it; gives when the client has it. What its end takes is not
         waited for.
         """
         front = [*reversed(self.host.front)]
@@ -429,7 +429,7 @@ class SimCluster:
         return passed
 
     def run_afterwards(self, cost_s: float) -> None:
-        """Something that takes of the host, and for which nothing waits."""
+        """Run what takes time of the host, and for which nothing waits."""
         if self.cores is not None:
             self.cores.run(cost_s)
 

@@ -22,7 +22,7 @@ from .outcome import Busy, Span
 
 @dataclass(slots=True)
 class Activity:
-    """What one instance did: seconds by kind of work, and each piece of it where ``keeps_spans``."""
+    """Activity of one instance: seconds by kind of work, and each piece of it where ``keeps_spans``."""
 
     instance: str
     keeps_spans: bool = False

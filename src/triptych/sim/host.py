@@ -191,7 +191,7 @@ class HostCores:
         return done
 
     def run_through(self, work: Sequence[tuple[str, Cost]]) -> asyncio.Future[float]:
-        """One after the other in the event loops of these processes; the future gives when the last was done."""
+        """Run work one after the other in the event loops of these processes; the future gives when the last was done."""
         loop = asyncio.get_running_loop()
         passed: asyncio.Future[float] = loop.create_future()
         left = iter(work)

@@ -21,7 +21,7 @@ td.text { text-align: left } .note { color: #5a6875 } svg { max-width: 100%; hei
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What the report says beside its runs."""
+    """The report's page, with what it says beside its runs."""
 
     title: str
     settings: Mapping[str, str]
@@ -32,9 +32,9 @@ class Page:
     prices: Mapping[str, float]
     """Per hour of a device, by its name, in dollars."""
     findings: Sequence[str]
-    """What the runs say together."""
+    """Findings from all runs together."""
     runs: Sequence[Outcome]
-    """Those of which the page shows the figures."""
+    """Runs of which the page shows the figures."""
     compared: "Grid | None" = None
     in_full: Sequence[Outcome] = ()
     """Runs with a part of their own."""

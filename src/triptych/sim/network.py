@@ -120,7 +120,7 @@ class Flows:
     _since_s: float = 0.0
 
     def latency_s(self, links: Sequence[str]) -> float:
-        """What a transfer over all of them takes beside its bytes."""
+        """Time that a transfer over all of them takes beside its bytes."""
         return sum(self.speeds[link].latency_s for link in links)
 
     def begin(self, links: tuple[str, ...], nbytes: int, now_s: float) -> Flow:
@@ -133,7 +133,7 @@ class Flows:
         return flow
 
     def end(self, flow: Flow, now_s: float) -> None:
-        """It ends without its bytes."""
+        """End a flow without its bytes."""
         self._advance(now_s)
         self._remove(flow)
         self._share()

@@ -1,4 +1,4 @@
-"""What a simulated run gives: the records of its requests, and what the instances did meanwhile."""
+"""Outcome of a simulated run: the records of its requests, and what the instances did meanwhile."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ Busy = Literal["prepare", "encode", "step", "copy", "beside", "pull"]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something that an instance did, seconds since the start."""
+    """An activity of an instance, seconds since the start."""
 
     instance: str
     work: Busy
@@ -35,7 +35,7 @@ class InstanceUse:
 
     name: str
     role: str
-    """Its first role."""
+    """The instance's first role."""
     device: str
     devices: int
     """Devices that it takes: its tensor-parallel degree."""
@@ -54,7 +54,7 @@ class InstanceUse:
 
     @property
     def hardware(self) -> str:
-        """Its devices, in words."""
+        """The devices, in words."""
         return self.device if self.devices == 1 else f"{self.devices} x {self.device}"
 
     @property
@@ -78,7 +78,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Something that the pool manager or a fault of the scenario changed, and why."""
+    """A change by the pool manager or a fault of the scenario, and why."""
 
     at_s: float
     text: str
@@ -106,7 +106,7 @@ class Outcome:
     host_s: float = 0.0
     """CPU time that everything took of the host; 0 without one."""
     spans: Sequence[Span] = field(default=(), repr=False)
-    """What instances did, if that was asked for."""
+    """Activities of instances, if that was asked for."""
     interrupted: bool = False
     """Ended by Ctrl-C: ``records`` are those of the requests that had ended."""
 

@@ -44,12 +44,12 @@ def chat_request(number: int, planned: Planned, model: str, *, timeout_s: float)
 
 
 def item_bytes(number: int, modality: Modality, at: int) -> bytes:
-    """What stands for the item of a request, the ``at``-th of its modality, and tells it from all others."""
+    """Bytes that stand for the item of a request, the ``at``-th of its modality, and tells it from all others."""
     return number.to_bytes(_ID_NBYTES, "big") + modality.value.encode() + at.to_bytes(2, "big")
 
 
 def media_infos(planned: Planned, family: Family, media: Sequence[MediaPart]) -> tuple[MediaInfo, ...]:
-    """What a header would say of the items: images, videos, sounds. Raises InvalidMedia for what the model does not take."""
+    """Infos that a header would give of the items: images, videos, sounds. Raises InvalidMedia for what the model does not take."""
     known = iter(media)
 
     def info(modality: Modality, form: str, width: int = 0, height: int = 0) -> MediaInfo:

@@ -67,7 +67,7 @@ class SimProcesses:
         return [name for name in processes if (node := self._find(name)) is not None and node.is_up]
 
     async def answered(self, processes: Sequence[str]) -> list[str]:
-        """What runs works."""
+        """Processes that answer: what runs works."""
         return await self.serves(processes)
 
     async def lose(self, process: str, reason: str) -> None:

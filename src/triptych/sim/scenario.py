@@ -1,4 +1,4 @@
-"""What is simulated: a model on instances of devices, the settings of the services, and what happens to them."""
+"""The scenario that is simulated: a model on instances of devices, the settings of the services, and what happens to them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ from .shared_device import Sharing
 
 @dataclass(frozen=True, slots=True)
 class InstanceKind:
-    """What the instances of one role run on, and what their parts cost there."""
+    """Hardware that the instances of one role run on, and what their parts cost there."""
 
     device: str
     """Name in the catalogue, or of the hardware that a profile was measured on."""
@@ -40,7 +40,7 @@ class InstanceKind:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that happens to an instance."""
+    """An event that happens to an instance."""
 
     at_s: float
     instance: str

@@ -256,7 +256,7 @@ class FakeTextEngine:
     """Errors for the next calls of ``step``, each for its oldest sequence."""
     placeholder_ids: frozenset[int] = frozenset({FAKE_PLACEHOLDER_ID})
     finds_prefixes: bool = True
-    """It says so, for what routers do then; it computes them again."""
+    """Whether it says so, for what routers do then; it computes them again."""
     prefix_queries_tokens: int = 0
     prefix_hits_tokens: int = 0
     preemptions: int = 0
@@ -356,7 +356,7 @@ class FakeTextEngine:
         return may_start(queue_position, wanted=1, running=running, places=self.max_running, begun=started_beyond)
 
     def _active(self, sequences: Sequence[_Sequence]) -> list[_Sequence]:
-        """Those that compute something: not the paused and arriving ones, nor those that wait for another's prompt."""
+        """Sequences that compute something: not the paused and arriving ones, nor those that wait for another's prompt."""
         leader = self._leader(sequences)
         active = [sequence for sequence in sequences if not (sequence.paused or sequence.is_arriving)]
         return [sequence for sequence in active if sequence is leader or sequence.sent]

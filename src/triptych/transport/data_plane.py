@@ -37,7 +37,7 @@ class DataPlane(Protocol):
         ...
 
     def holder(self, address: str) -> HolderStub:
-        """Whoever is at an address from a ticket. Raises TransferFailed for one that must not be called."""
+        """The holder at an address from a ticket. Raises TransferFailed for one that must not be called."""
         ...
 
 

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a transport may need to start. ``start_transports`` says what each is."""
+    """Surroundings that a transport may need to start. ``start_transports`` says what each is."""
 
     arena: Arena
     machine: str

@@ -37,7 +37,7 @@ def spend(cost_s: float) -> None:
 
 
 def billed_s() -> float:
-    """What the running work has cost so far; 0 outside of work."""
+    """Cost of the running work so far; 0 outside of work."""
     bill = _bill.get()
     return 0.0 if bill is None else bill.cost_s
 

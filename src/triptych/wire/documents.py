@@ -1,4 +1,4 @@
-"""What admin ports and commands show as JSON: the pool manager's status, and the chats that have ended at a router."""
+"""Documents that admin ports and commands show as JSON: the pool manager's status, and the chats that have ended at a router."""
 
 from dataclasses import asdict
 from typing import Any

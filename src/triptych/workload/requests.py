@@ -152,7 +152,7 @@ class Mix:
     size: Size
     videos: Distribution = _NONE
     clip: Clip = Clip(Size(224, 224), 4.0)
-    """What each video is like."""
+    """Size and length of each video."""
     sounds: Distribution = _NONE
     sound_s: float = 5.0
     """Length of each sound, seconds."""

@@ -254,8 +254,8 @@ def _encode(directory: str, items: list[Item], device: str = "cpu") -> list[Enco
     engine = _engines[directory]
     prepared = [engine.prepare(item.media, item.info) for item in items]
     return [
-        (one.tokens, tuple((tensor.spec, bytes(tensor.data)) for tensor in tensors))
-        for one, tensors in zip(prepared, engine.encode(prepared), strict=True)
+        (item.tokens, tuple((tensor.spec, bytes(tensor.data)) for tensor in tensors))
+        for item, tensors in zip(prepared, engine.encode(prepared), strict=True)
     ]
 
 

@@ -178,7 +178,7 @@ def test_drawn_choices_go_on_in_another_engine(case: Case) -> None:
 
 @pytest.mark.extended
 def test_mixed_requests_are_prefilled_in_one_engine_and_decoded_in_another(case: Case) -> None:
-    """One after the other, while those before are decoded; a segment of every third is lost."""
+    """Requests are prefilled one after the other, while those before are decoded; a segment of every third is lost."""
     prefills = case.engine(kv=KvOptions(48, contiguous=False), token_budget=4 * case.tiny.chunk_tokens)
     decodes = case.engine(kv=KvOptions(16, contiguous=True))
     outputs: list[EngineOutput] = []
@@ -212,8 +212,8 @@ def test_cached_prefixes_do_not_change_answers(case: Case) -> None:
     ending = with_other_ending(question)
     engine = case.engine()
     request = case.request("first", question, ANSWER_TOKENS)
-    for name, one in (("first", request), ("again", renamed(request, "again"))):
-        engine.add(one)
+    for name, asked in (("first", request), ("again", renamed(request, "again"))):
+        engine.add(asked)
         assert finish(engine) == {name: case.answer(question, ANSWER_TOKENS)}
     assert engine.prefix_hits_tokens > 0
     engine.add(case.request("ending", ending, ANSWER_TOKENS))

@@ -36,7 +36,7 @@ def test_embeddings_are_the_same(case: Case) -> None:
     for tensors, (_, expected) in zip(found, case.encode(case.directory, items), strict=True):
         for tensor, (spec, data) in zip(tensors, expected, strict=True):
             assert tensor.spec == spec
-            made, wanted = (np.frombuffer(one, np.float32) for one in (tensor.data, data))
+            made, wanted = (np.frombuffer(memory, np.float32) for memory in (tensor.data, data))
             assert np.allclose(made, wanted, rtol=0.0, atol=1e-4 * float(np.abs(wanted).max(initial=0.0)))
 
 

@@ -66,7 +66,7 @@ def encode(engine: TransformersEncoderEngine, item: Item, shards: Sequence[Shard
 
 def rows(tensors: Sequence[Tensor]) -> list[np.ndarray[tuple[int, ...], np.dtype[np.generic]]]:
     types = {DType.F32: np.float32, DType.I32: np.int32}
-    return [np.frombuffer(one.data, types[one.spec.dtype]).reshape(one.spec.shape) for one in tensors]
+    return [np.frombuffer(tensor.data, types[tensor.spec.dtype]).reshape(tensor.spec.shape) for tensor in tensors]
 
 
 def cuts(units: Sequence[int], seed: int) -> list[tuple[Shard, ...]]:
@@ -89,10 +89,10 @@ def test_any_split_equals_the_whole_item(case: Case, engine: TransformersEncoder
                 tokens, specs = shard_outputs(case.builder.family, item.info, engine.model.dtype, shard)
                 assert tokens == tokens_of(units, shard)
                 assert tuple(tensor.spec for tensor in tensors) == specs
-            for one, *parts in zip(whole, *map(rows, encoded), strict=True):
+            for expected, *parts in zip(whole, *map(rows, encoded), strict=True):
                 joined = np.concatenate(parts)
-                assert joined.shape == one.shape
-                np.testing.assert_allclose(joined, one, rtol=1e-4, atol=1e-4)
+                assert joined.shape == expected.shape
+                np.testing.assert_allclose(joined, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_memory_of_an_item_is_computed_before_decoding(case: Case, engine: TransformersEncoderEngine) -> None:

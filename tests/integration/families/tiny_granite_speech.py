@@ -53,7 +53,7 @@ def provide_torchaudio() -> None:
 class TinyGraniteSpeech(TinyFamily):
     name = "granite_speech"
     seed = 4
-    """Its answers have no placeholder: transformers embeds a generated one as token 0, which nothing is trained for."""
+    """The seed of weights whose answers have no placeholder: transformers embeds a generated one as token 0, which nothing is trained for."""
     targets = ((Modality.AUDIO, "<|audio|>"),)
     heard: Sequence[torch.Tensor] = ()
     """Of the last question, what the extractor makes of each clip by itself."""

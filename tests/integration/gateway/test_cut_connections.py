@@ -165,7 +165,7 @@ async def test_a_thousand_cut_connections_leak_nothing_in_any_stage() -> None:
 
 @pytest.mark.timeout(240)
 async def test_every_stage_drops_a_cut_request_within_a_tenth_of_a_second_and_a_step() -> None:
-    """One at a time, while the engine has the request, before its first token or after some."""
+    """Connections are cut one at a time, while the engine has the request, before its first token or after some."""
     asyncio.get_running_loop().set_debug(False)
     async with wired(World(encoders=1, texts=1)) as site, own_time() as own:
         await ask_whole(site)

@@ -81,7 +81,7 @@ async def test_no_body_breaks_the_gateway(seed: int) -> None:
     bodies = Bodies(seed=seed)
     statuses: Counter[int] = Counter()
 
-    async def some(count: int) -> None:
+    async def in_turn(count: int) -> None:
         for _ in range(count):
             path, body = bodies.next()
             async with asyncio.timeout(60):
@@ -94,7 +94,7 @@ async def test_no_body_breaks_the_gateway(seed: int) -> None:
     async def all_at_once(cases: int) -> None:
         async with asyncio.TaskGroup() as group:
             for _ in range(AT_ONCE):
-                group.create_task(some(cases // AT_ONCE))
+                group.create_task(in_turn(cases // AT_ONCE))
 
     try:
         await all_at_once(CASES // 10)

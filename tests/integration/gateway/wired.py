@@ -44,8 +44,8 @@ async def wired(world: World) -> AsyncIterator[Wired]:
 
         async def listen(*servicers: tuple[str, Register]) -> str:
             def register(server: grpc.aio.Server) -> None:
-                for _, each in servicers:
-                    each(server)
+                for _, add in servicers:
+                    add(server)
 
             names = [name for name, _ in servicers]
             server = RpcServer(host=HOST, port=0, service_names=names, register=register)

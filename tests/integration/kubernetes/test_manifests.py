@@ -110,7 +110,7 @@ def test_a_misspelt_field_would_be_noticed() -> None:
 def test_the_objects_are_these(documents: list[Document], overlay: str) -> None:
     assert set(workloads(documents)) == {*SERVICES, "redis"}
     assert {*of_kind(documents, "Deployment")} == {
-        f"triptych-{one}" for one in ("encoder", "text", "router", "gateway")
+        f"triptych-{service}" for service in ("encoder", "text", "router", "gateway")
     }
     assert not of_kind(documents, "Secret"), "secrets are made by the operator, not kept in a repository"
     (space,) = of_kind(documents, "Namespace").values()
@@ -156,7 +156,7 @@ def test_the_settings_of_the_services_fit_each_other(documents: list[Document]) 
     for service in ("encoder", "text", "router", "pool-manager"):
         environ = environment(container_of(workloads(documents)[service]), documents, POD)
         assert set(environ["TRIPTYCH_POOL_MANAGER"].split(",")) == addresses
-        files = tuple(Path(environ[f"TRIPTYCH_TLS_{one}"]) for one in ("CERT", "KEY", "CA"))
+        files = tuple(Path(environ[f"TRIPTYCH_TLS_{file}"]) for file in ("CERT", "KEY", "CA"))
         assert files == found[service].tls.files
         assert environ["TRIPTYCH_TLS_NAME"] == found[service].tls.tls_name
     for service in ("encoder", "text", "router"):
@@ -178,7 +178,9 @@ def test_redis_has_a_password_and_tls(documents: list[Document]) -> None:
     assert manager.store.redis == "triptych-redis:6379"
     assert manager.store.redis_tls
     assert manager.store.redis_password_file == Path("/secrets/password")
-    (config,) = (one for name, one in of_kind(documents, "ConfigMap").items() if name.startswith("triptych-redis"))
+    (config,) = (
+        document for name, document in of_kind(documents, "ConfigMap").items() if name.startswith("triptych-redis")
+    )
     lines = config["data"]["redis.conf"].splitlines()
     assert {"port 0", "tls-auth-clients yes", "aclfile /secrets/users.acl", "maxmemory-policy noeviction"} <= set(lines)
 
@@ -336,7 +338,7 @@ def test_the_only_rights_are_those_of_the_scaler(documents: list[Document]) -> N
 # --- networks ------------------------------------------------------------------------------------------------------------
 
 Edge = tuple[str, str, int]
-"""Who calls whom at which port; ``*`` for anybody."""
+"""Caller, callee and port; ``*`` for anybody."""
 
 
 def ports_of(rule: Document) -> list[int]:
@@ -350,7 +352,7 @@ def ports_of(rule: Document) -> list[int]:
 
 def edges(documents: list[Document], direction: str) -> set[Edge]:
     """What the policies allow in one direction, of pods to pods and of outsiders."""
-    pods = {name: one["spec"]["template"]["metadata"]["labels"] for name, one in workloads(documents).items()}
+    pods = {name: workload["spec"]["template"]["metadata"]["labels"] for name, workload in workloads(documents).items()}
     found: set[Edge] = set()
     for policy in of_kind(documents, "NetworkPolicy").values():
         owners = [name for name, labels in pods.items() if selects(policy["spec"]["podSelector"], labels)]
@@ -409,7 +411,7 @@ def test_the_gateway_fetches_from_public_addresses_only(documents: list[Document
 def test_every_port_of_a_service_is_reached_by_somebody(documents: list[Document], overlay: str) -> None:
     reached = {(owner, port) for _, owner, port in edges(documents, "ingress")}
     for name, workload in workloads(documents).items():
-        ports = {one["name"]: one["containerPort"] for one in container_of(workload)["ports"]}
+        ports = {declared["name"]: declared["containerPort"] for declared in container_of(workload)["ports"]}
         for port in ports.values():
             inside = port == ADMIN_PORT and overlay == "demo"  # probes are commands in the container
             assert ((name, port) in reached) is not inside
@@ -422,7 +424,7 @@ def test_every_port_of_a_service_is_reached_by_somebody(documents: list[Document
         for name, workload in workloads(documents).items()
         for port in container_of(workload)["ports"]
     }
-    assert {one for one in reached if one[1] != DATA_PORTS[0]} <= listening
+    assert {place for place in reached if place[1] != DATA_PORTS[0]} <= listening
 
 
 def test_pulls_use_the_ports_that_the_policies_allow(documents: list[Document]) -> None:
@@ -481,7 +483,7 @@ def test_the_pod_monitor_finds_the_admin_ports() -> None:
         if selects(monitor["spec"]["selector"], workload["spec"]["template"]["metadata"]["labels"])
     }
     assert selected == set(SERVICES)
-    assert [one["port"] for one in monitor["spec"]["podMetricsEndpoints"]] == ["admin"]
+    assert [endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]] == ["admin"]
 
 
 def test_every_image_is_built_here() -> None:

@@ -105,7 +105,7 @@ async def test_pods_are_named_for_removal_while_others_are_being_marked(site: Si
     """Orders come at any moment: here, one between any two calls of the round that carries out another."""
     async with site.manager() as scaler, site.api() as api:
         await scaler.scale(POOL, 4, 1)
-        first, *others, last = sorted(one.name for one in (await pool_when(scaler, running=4)).instances)
+        first, *others, last = sorted(instance.name for instance in (await pool_when(scaler, running=4)).instances)
         await scaler.scale(POOL, 1, 1)
         api_of_scaler = scaler._api
         mark = api_of_scaler.mark
@@ -118,7 +118,7 @@ async def test_pods_are_named_for_removal_while_others_are_being_marked(site: Si
         api_of_scaler.mark = mark_while_more_are_named  # type: ignore[method-assign]
         await scaler.remove(POOL, first, 1)
         pool = await pool_when(scaler, running=1)
-        assert [one.name for one in pool.instances if one.phase is ProcessPhase.RUNNING] == [last]
+        assert [instance.name for instance in pool.instances if instance.phase is ProcessPhase.RUNNING] == [last]
         assert (await api.scale(DEPLOYMENT)).replicas == 1
 
 

@@ -143,7 +143,7 @@ class Managers:
 
     async def pool(self, name: str) -> ScalingStatus | None:
         status = await self.status(name)
-        return None if status is None else next((one.scaling for one in status.pools if one.role is Role.E), None)
+        return None if status is None else next((pool.scaling for pool in status.pools if pool.role is Role.E), None)
 
     async def leader(self, *but: str) -> str:
         """Wait until a manager leads, other than these, and has its pool as wanted."""

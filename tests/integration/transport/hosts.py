@@ -85,7 +85,7 @@ def why_not() -> str:
 
 @contextlib.contextmanager
 def hosts() -> Iterator[Cable]:
-    """Both hosts with their cable. They and all processes in them are removed at the end."""
+    """A cable between two hosts. They and all processes in them are removed at the end."""
     _remove_stale()
     ends = [
         Host(f"{_NAME}-{os.getpid()}-{side}", f"tript-{side}", address)

@@ -187,7 +187,8 @@ class Site:
 
 def _targets() -> Iterator[str]:
     sockets = {
-        one.fd: f"{one.family.name} {one.type.name} {one.status}" for one in psutil.Process().net_connections("all")
+        connection.fd: f"{connection.family.name} {connection.type.name} {connection.status}"
+        for connection in psutil.Process().net_connections("all")
     }
     for entry in os.scandir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):  # the directory itself

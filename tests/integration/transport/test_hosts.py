@@ -144,17 +144,21 @@ async def test_a_fault_during_pulls_ends_them_in_time_and_is_recovered_from(
         for number, nbytes in enumerate((LARGE, LARGE, SMALL))
     ]
     ended: list[Pulled] = []
-    while all(one.error is None for one in ended):  # on a busy machine a fault may come after the pulls
+    while all(pulled.error is None for pulled in ended):  # on a busy machine a fault may come after the pulls
         cable.heal()
         cable.slow(cable.a, mbit_per_s=MBIT_PER_S)
         ended = await _pulls_hit_by(pair, puts, lambda: FAULTS[fault](cable))
-        for put, one in zip(puts, ended, strict=True):
-            one.must_be_right_or_clear(put["digest"], within_s=MAX_PULL_S + LATE_S)
+        for put, pulled in zip(puts, ended, strict=True):
+            pulled.must_be_right_or_clear(put["digest"], within_s=MAX_PULL_S + LATE_S)
 
     in_the_dark = await pull(pair.reader, pair.peer, puts[2]["ticket"], PLACES[2])
     in_the_dark.must_be_right_or_clear(puts[2]["digest"], within_s=MAX_PULL_S + LATE_S)
 
-    free = [at for at, one in zip(PLACES, ended, strict=True) if one.error is not None and not await _claimed(pair, at)]
+    free = [
+        at
+        for at, pulled in zip(PLACES, ended, strict=True)
+        if pulled.error is not None and not await _claimed(pair, at)
+    ]
     for at in free:
         await pair.reader.call("fill", at=at, nbytes=LARGE, value=CANARY)
     cable.heal()
@@ -192,7 +196,7 @@ async def _pulls_hit_by(pair: Pair, puts: list[dict[str, object]], strike: Calla
         ]
         await asyncio.sleep(0.08)
         await asyncio.to_thread(strike)
-    return [one.result() for one in pulls]
+    return [task.result() for task in pulls]
 
 
 async def _claimed(pair: Pair, at: int) -> bool:

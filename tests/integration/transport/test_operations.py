@@ -106,7 +106,7 @@ class World:
         leased = {key for key, _, until_s in self.leases.values() if until_s + MAX_PULL_S > self.now_s}
         stay = [made for made, _ in self.writing.values()] + [self.ready[key][0] for key in leased]
         at, largest = self.holder.base, 0
-        for made in sorted(stay, key=lambda one: one.offset):
+        for made in sorted(stay, key=lambda extent: extent.offset):
             largest = max(largest, made.offset - at)
             at = made.offset + round_up(made.slot_nbytes)
         return max(largest, self.holder.nbytes - at)

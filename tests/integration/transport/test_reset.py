@@ -113,8 +113,8 @@ def opener(faults: Faults) -> Any:
 
 @pytest.fixture(scope="module")
 def holder() -> Iterator[Holder]:
-    with holder_process("nixl") as one:
-        yield one
+    with holder_process("nixl") as process:
+        yield process
 
 
 @dataclass
@@ -245,7 +245,7 @@ async def test_failed_replacements_are_retried_with_growing_pauses(holder: Holde
 
 
 async def test_a_holder_whose_agent_was_replaced_is_reached_by_its_new_offer(holder: Holder) -> None:
-    """Both ends read and are read, as hybrid instances are."""
+    """Pulls in both directions, as hybrid instances are."""
     faults = Faults()
     async with reading(holder, faults) as both:
         out = textwrap.dedent(

@@ -254,11 +254,11 @@ async def test_dying_holders_and_broken_links_leak_nothing() -> None:
         print(dict(soak.ends), [place.epoch for place in soak.places], warm, end)  # noqa: T201 - shown with -s, or on failure
         assert soak.ends["TransferFailed"] > 0, "nothing ever went wrong"
         assert sum(place.epoch for place in soak.places) > len(soak.places), "no process was ever restarted"
-    for who in ("reader", "holder"):
-        assert (end[who]["leases"], end[who]["leased_bytes"]) == (0, 0)
-        assert end[who]["fds"] <= warm[who]["fds"] + FD_TOLERANCE, f"{who}: {warm[who]} then {end[who]}"
-        assert end[who]["rss"] <= warm[who]["rss"] + RSS_TOLERANCE, f"{who}: {warm[who]} then {end[who]}"
-        assert end[who]["threads"] <= warm[who]["threads"] + 1, f"{who}: {warm[who]} then {end[who]}"
+    for side in ("reader", "holder"):
+        assert (end[side]["leases"], end[side]["leased_bytes"]) == (0, 0)
+        assert end[side]["fds"] <= warm[side]["fds"] + FD_TOLERANCE, f"{side}: {warm[side]} then {end[side]}"
+        assert end[side]["rss"] <= warm[side]["rss"] + RSS_TOLERANCE, f"{side}: {warm[side]} then {end[side]}"
+        assert end[side]["threads"] <= warm[side]["threads"] + 1, f"{side}: {warm[side]} then {end[side]}"
     assert not await _left_in_shared_memory(shared_before)
     assert soak.ends["right"] > SOAK_S
 
@@ -275,7 +275,7 @@ async def _left_in_shared_memory(before: set[str]) -> set[str]:
 
 
 def _shared_memory_files() -> set[str]:
-    """Those of the libraries that this project uses; other programs may create and delete files."""
+    """Files of the libraries that this project uses; other programs may create and delete files."""
     if not SHARED_MEMORY.is_dir():
         return set()
     names = (path.name for path in SHARED_MEMORY.iterdir())

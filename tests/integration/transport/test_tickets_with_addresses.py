@@ -64,7 +64,7 @@ async def site() -> AsyncIterator[Site]:
         encoder = await stack.enter_async_context(encoder_app(EncoderSettings(**model, arena_bytes=MIB)))  # type: ignore[arg-type]
         small = {"image_cache_bytes": MIB, "engine": EngineOptions(kv_cache_bytes=MIB)}
         running = await stack.enter_async_context(text_app(TextSettings(**model, **small)))  # type: ignore[arg-type]
-        stub, text = (InstanceStub(f"127.0.0.1:{one.port}") for one in (encoder, running))
+        stub, text = (InstanceStub(f"127.0.0.1:{instance.port}") for instance in (encoder, running))
         stack.push_async_callback(stub.close)
         stack.push_async_callback(text.close)
         info = (await text.describe()).model

@@ -69,7 +69,7 @@ def test_every_service_gets_an_identity_for_its_kind_and_a_user_one_for_calls_on
         "cert.pem": 0o644,
         "key.pem": 0o600,
     }
-    assert {mode(one) for one in (folder, *folder.iterdir()) if one.is_dir()} == {0o700}
+    assert {mode(path) for path in (folder, *folder.iterdir()) if path.is_dir()} == {0o700}
 
 
 def test_what_is_there_is_kept_and_what_is_missing_is_made(tmp_path: Path) -> None:

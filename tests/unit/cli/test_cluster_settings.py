@@ -167,12 +167,14 @@ def test_all_instances_that_switch_can_serve_every_stage(tmp_path: Path) -> None
     for name, role in (("encoder-1", "E"), ("prefill-1", "P"), ("decode-1", "D"), ("hybrid-1", "EPD")):
         line = lines[name]
         assert line[line.index("--role") :][:4] == ["--role", role, "--switchable", "EPD"]
-        assert [one for one in line if "arena" in one] == ["--mount-encoder=--arena-bytes '8 MiB'"]
+        assert [argument for argument in line if "arena" in argument] == ["--mount-encoder=--arena-bytes '8 MiB'"]
         assert (line[0].endswith("triptych.services.text"), line[-1]) == (True, "--t")
     assert "--switch-roles" in lines["pool-manager"]
     assert {plan.name: str(plan.pool) for plan in plans if plan.pool is not None}["encoder-1"] == f"{MODEL_ID}/E"
     plain = ClusterPlan.make(DEMO, scaled=True, autoscale=False, threads=1, options=flags, roles="E:1,P:1,D:1")
-    assert not [one for plan in plain.processes for one in plan.command(1.0) if one.startswith("--switch")]
+    assert not [
+        argument for plan in plain.processes for argument in plan.command(1.0) if argument.startswith("--switch")
+    ]
 
 
 @pytest.mark.parametrize(

@@ -89,8 +89,8 @@ def test_another_manager_counts_from_the_start() -> None:
 def encoder(serves: Role, wanted: Role | None = None) -> ManagerStatus:
     told = Registration(MemberKind.INSTANCE, "encoder-1", 1, "127.0.0.1:1", "m", role=Role.E, switchable=Role.EPD)
     load = InstanceLoad(dict.fromkeys(serves.stages, StageLoad(0, 0)))
-    one = MemberStatus(told, MemberCondition.ACTIVE, False, load, 1.0, 0.1, wanted)
-    return ManagerStatus(1, 1, 9.0, 0, (PoolStatus("m", Role.E, (one,)),))
+    member = MemberStatus(told, MemberCondition.ACTIVE, False, load, 1.0, 0.1, wanted)
+    return ManagerStatus(1, 1, 9.0, 0, (PoolStatus("m", Role.E, (member,)),))
 
 
 def test_a_switch_is_told_when_it_is_complete() -> None:

@@ -1,4 +1,4 @@
-"""Which errors are said to be a folder's."""
+"""Errors that are said to be a folder's."""
 
 import errno
 import fcntl

@@ -389,7 +389,7 @@ async def test_a_drain_can_be_waited_for(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 async def test_a_manager_that_restarts_does_not_end_the_wait_for_a_drain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It knows no member at first, and before that it is away."""
+    """The manager knows no member at first, and before that it is away."""
     monkeypatch.setattr(pools, "_POLL_S", 0.01)
     (first, second), shown = STATUS.pools[0].members, console(200)
     leaving = (replace(first, condition=MemberCondition.LEAVING), replace(second, suspected=False))

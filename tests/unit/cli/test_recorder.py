@@ -143,7 +143,7 @@ async def test_what_is_not_in_the_file_is_counted(tmp_path: Path) -> None:
 
 
 async def test_requests_that_run_at_the_end_are_waited_for(tmp_path: Path) -> None:
-    """One that came in the middle of the recorded time."""
+    """A request that came in the middle of the recorded time."""
 
     def runs(since_s: float) -> dict[str, Any]:
         return answer(0, running_for_s=[since_s - 1.5, 500.0])

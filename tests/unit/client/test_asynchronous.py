@@ -332,7 +332,7 @@ async def test_a_request_without_output_goes_on_at_another_router_when_its_own_i
                 waiting = [group.create_task(client.chat("Hi")) for _ in range(2)]
                 await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 process.kill()
-            assert [one.result().text for one in waiting] == ["Hello", "Hello"]
+            assert [task.result().text for task in waiting] == ["Hello", "Hello"]
             assert len(router.requests) == 2
     finally:
         if process.returncode is None:

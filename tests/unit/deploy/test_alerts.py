@@ -37,7 +37,9 @@ SERVICES: tuple[type[ServiceSettings], ...] = (
 
 def flags(service: type[ServiceSettings]) -> set[str]:
     groups = ((name, info.annotation) for name, info in service.model_fields.items())
-    names = {one for name, kind in groups for one in ([f.name for f in fields(kind)] if is_dataclass(kind) else [name])}
+    names = {
+        flag for name, kind in groups for flag in ([f.name for f in fields(kind)] if is_dataclass(kind) else [name])
+    }
     return {f"--{name.replace('_', '-')}" for name in names}
 
 

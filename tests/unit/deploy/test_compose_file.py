@@ -79,20 +79,24 @@ def test_text_instances_have_their_roles(service: str, role: Role) -> None:
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_a_service_is_confined(service: str) -> None:
-    one = SERVICES[service]
-    assert one["read_only"] is True
-    assert one["cap_drop"] == ["ALL"]
-    assert one.get("cap_add", []) == ([] if service != "init" else ["CHOWN", "DAC_OVERRIDE"])
-    assert one["security_opt"] == ["no-new-privileges:true"]
-    assert one["pids_limit"] > 0
-    assert one["mem_limit"]
-    assert one["logging"]["options"]["max-size"]
-    assert not {"privileged", "ipc", "pid", "devices"} & set(one)
-    assert not [mount for mount in one.get("volumes", ()) if mount.startswith("/") or "docker.sock" in mount]
+    definition = SERVICES[service]
+    assert definition["read_only"] is True
+    assert definition["cap_drop"] == ["ALL"]
+    assert definition.get("cap_add", []) == ([] if service != "init" else ["CHOWN", "DAC_OVERRIDE"])
+    assert definition["security_opt"] == ["no-new-privileges:true"]
+    assert definition["pids_limit"] > 0
+    assert definition["mem_limit"]
+    assert definition["logging"]["options"]["max-size"]
+    assert not {"privileged", "ipc", "pid", "devices"} & set(definition)
+    assert not [mount for mount in definition.get("volumes", ()) if mount.startswith("/") or "docker.sock" in mount]
 
 
 def test_four_ports_are_published_and_on_loopback_only() -> None:
-    published = {name: [resolved(port) for port in one["ports"]] for name, one in SERVICES.items() if "ports" in one}
+    published = {
+        name: [resolved(port) for port in definition["ports"]]
+        for name, definition in SERVICES.items()
+        if "ports" in definition
+    }
     assert published == {
         "gateway": ["127.0.0.1:8000:8000"],
         "router": ["127.0.0.1:50051:50051"],
@@ -103,7 +107,7 @@ def test_four_ports_are_published_and_on_loopback_only() -> None:
 
 def test_instances_reach_nothing_outside() -> None:
     assert FILE["networks"]["cluster"] == {"internal": True}
-    outside = {name for name, one in SERVICES.items() if "edge" in one.get("networks", ())}
+    outside = {name for name, definition in SERVICES.items() if "edge" in definition.get("networks", ())}
     assert outside == {"model", "gateway", "router", "prometheus", "grafana"}
 
 
@@ -116,7 +120,7 @@ def test_a_service_mounts_its_own_secrets_only(service: str) -> None:
 
 
 def test_no_secret_is_in_the_environment() -> None:
-    names = {name for one in SERVICES.values() for name in one.get("environment", ())}
+    names = {name for definition in SERVICES.values() for name in definition.get("environment", ())}
     assert {name for name in names if re.search("PASSWORD|SECRET|TOKEN", name)} == {
         "TRIPTYCH_POOL_MANAGER_REDIS_PASSWORD_FILE",
         "GF_SECURITY_ADMIN_PASSWORD__FILE",
@@ -130,33 +134,35 @@ def test_the_command_in_the_pool_managers_container_reaches_the_cluster() -> Non
     given = {name: value for name, value in environment.items() if not name.startswith("TRIPTYCH_POOL_MANAGER_")}
     assert set(given) == read - {"TRIPTYCH_API_KEY"}
     assert given["TRIPTYCH_POOL_MANAGER"] == SERVICES["router"]["environment"]["TRIPTYCH_ROUTER_POOL_MANAGER"]
-    assert {given[f"TRIPTYCH_TLS_{one}"] for one in ("CERT", "KEY", "CA", "NAME")} == {
-        environment[f"TRIPTYCH_POOL_MANAGER_TLS_{one}"] for one in ("CERT", "KEY", "CA", "NAME")
+    assert {given[f"TRIPTYCH_TLS_{file}"] for file in ("CERT", "KEY", "CA", "NAME")} == {
+        environment[f"TRIPTYCH_POOL_MANAGER_TLS_{file}"] for file in ("CERT", "KEY", "CA", "NAME")
     }
 
 
 def test_services_start_by_health() -> None:
-    for name, one in SERVICES.items():
-        for needed, how in one.get("depends_on", {}).items():
+    for name, definition in SERVICES.items():
+        for needed, how in definition.get("depends_on", {}).items():
             ends = needed in ONCE
             wanted = "service_completed_successfully" if ends else "service_healthy"
             assert how == {"condition": wanted}, f"{name} after {needed}"
 
 
 def test_images_of_others_are_pinned_and_the_rest_is_built_here() -> None:
-    for name, one in SERVICES.items():
-        if "build" in one:
-            assert (ROOT / one["build"]["dockerfile"]).is_file()
-            assert one["image"].startswith("triptych-")
+    for name, definition in SERVICES.items():
+        if "build" in definition:
+            assert (ROOT / definition["build"]["dockerfile"]).is_file()
+            assert definition["image"].startswith("triptych-")
         else:
-            assert re.fullmatch(r"[a-z/]+:v?\d+\.\d+[\w.-]*", one["image"]), name
+            assert re.fullmatch(r"[a-z/]+:v?\d+\.\d+[\w.-]*", definition["image"]), name
     kubernetes = yaml.safe_load_all((ROOT / "deploy/kubernetes/base/redis.yaml").read_text())
     (redis,) = next(iter(kubernetes))["spec"]["template"]["spec"]["containers"]
     assert redis["image"] == SERVICES["redis"]["image"]
 
 
 def test_what_is_mounted_from_the_repository_is_there_and_read_only() -> None:
-    mounts = [mount for one in SERVICES.values() for mount in one.get("volumes", ()) if mount.startswith("./")]
+    mounts = [
+        mount for definition in SERVICES.values() for mount in definition.get("volumes", ()) if mount.startswith("./")
+    ]
     assert mounts
     for mount in mounts:
         source, _, mode = mount.split(":")

@@ -52,15 +52,15 @@ def fits(value: object, hint: Any) -> bool:  # noqa: PLR0911 - a case per kind o
     """Whether a value, read by a model of Grafana's SDK, is of the type that the model declares."""
     kind, of = get_origin(hint), get_args(hint)
     if kind in (Union, types.UnionType):
-        return any(fits(value, one) for one in of)
+        return any(fits(value, alternative) for alternative in of)
     if kind is Literal:
         return value in of
     if kind is list:
-        return isinstance(value, list) and all(fits(one, of[0]) for one in value)
+        return isinstance(value, list) and all(fits(element, of[0]) for element in value)
     if kind is dict:
-        return isinstance(value, dict) and all(fits(one, of[1]) for one in value.values())
+        return isinstance(value, dict) and all(fits(element, of[1]) for element in value.values())
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
-        return value in [one.value for one in hint]
+        return value in [member.value for member in hint]
     if hint in (int, float):
         return isinstance(value, int | hint) and not isinstance(value, bool)
     return isinstance(value, hint if isinstance(hint, type) else object) and not list(faults(value))
@@ -105,8 +105,8 @@ def test_what_the_schema_does_not_allow_is_found(wrong: dict[str, Any]) -> None:
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
 def test_every_panel_has_texts_and_asks_for_metrics_that_exist(path: Path) -> None:
     content = read(path)
-    variables = {f"${{{one['name']}}}" for one in content["templating"]["list"]}
-    assert len({one["id"] for one in panels(content)}) == len(list(panels(content)))
+    variables = {f"${{{variable['name']}}}" for variable in content["templating"]["list"]}
+    assert len({panel["id"] for panel in panels(content)}) == len(list(panels(content)))
     for panel in panels(content):
         assert panel["title"]
         assert panel["description"]
@@ -120,7 +120,12 @@ def test_every_panel_has_texts_and_asks_for_metrics_that_exist(path: Path) -> No
 
 def test_dashboards_have_names_of_their_own_and_use_vllms_metrics() -> None:
     contents = [read(path) for path in DASHBOARDS]
-    assert len({one["uid"] for one in contents}) == len({one["title"] for one in contents}) == len(contents) == 4
+    assert (
+        len({content["uid"] for content in contents})
+        == len({content["title"] for content in contents})
+        == len(contents)
+        == 4
+    )
     used = [
         names_in(target.get("expr", ""))
         for content in contents

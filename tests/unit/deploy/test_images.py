@@ -95,7 +95,7 @@ def closure(distribution: str, wanted: set[str]) -> Iterator[str]:
         yield canonicalize_name(name)
         for requirement in map(Requirement, requires(name) or ()):
             if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
-                todo += [(requirement.name, one) for one in ("", *requirement.extras)]
+                todo += [(requirement.name, part) for part in ("", *requirement.extras)]
 
 
 def test_every_service_has_one_dockerfile() -> None:
@@ -162,7 +162,12 @@ def test_the_extra_all_has_whatever_a_service_may_use() -> None:
     (everything,) = map(Requirement, optional["all"])
     found = {"all", *everything.extras}
     for extra in everything.extras:
-        found |= {one for line in map(Requirement, optional[extra]) if line.name == "triptych" for one in line.extras}
+        found |= {
+            included
+            for line in map(Requirement, optional[extra])
+            if line.name == "triptych"
+            for included in line.extras
+        }
     apart = {"demo", "vllm"}  # for training the demo model; an engine that has an environment of its own
     assert set(optional) - found == apart
 
@@ -192,7 +197,7 @@ def test_images_have_the_same_versions() -> None:
     together = [item for name in ("build", *EXTRAS) for item in pinned(name).items()]
     of_torch = {name for name in pinned("constraints") if OF_TORCH.match(f"{name}==")}
     assert {"torch", "triton", "cuda-toolkit", "nvidia-cudnn-cu13"} <= of_torch
-    assert dict(together) == {name: one for name, one in pinned("constraints").items() if name not in of_torch}
+    assert dict(together) == {name: version for name, version in pinned("constraints").items() if name not in of_torch}
     assert len(set(together)) == len(dict(together))
     assert {installed_from(service) for service in SERVICES} == set(EXTRAS)
 
@@ -207,6 +212,6 @@ def test_the_build_context_holds_what_is_copied_and_nothing_else() -> None:
         for line in re.findall(r"^COPY (?!--from)(.*)$", dockerfile(service), flags=re.MULTILINE)
         for source in line.split()[:-1]
     }
-    covered = {str(one) for source in copied for one in (Path(source), *Path(source).parents)}
+    covered = {str(path) for source in copied for path in (Path(source), *Path(source).parents)}
     assert allowed <= covered, "nothing of it is copied"
-    assert all(allowed & {str(one) for one in (Path(source), *Path(source).parents)} for source in copied)
+    assert all(allowed & {str(path) for path in (Path(source), *Path(source).parents)} for source in copied)

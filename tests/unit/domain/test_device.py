@@ -129,8 +129,8 @@ def test_what_cannot_be_used_is_named_with_its_place(path: str, value: Any, mess
     document = deepcopy(DOCUMENT)
     *tables, name = path.split(".")
     table = document
-    for each in tables:
-        table = table[each]
+    for key in tables:
+        table = table[key]
     if value is None:
         del table[name]
     else:

@@ -56,7 +56,7 @@ def test_width_and_height_are_not_interchangeable() -> None:
 def test_every_shard_has_its_own_key() -> None:
     shards = [Shard(0, 1, 4), Shard(0, 2, 4), Shard(1, 1, 4), Shard(2, 2, 4), Shard(0, 1, 2), Shard(0, 1, 41), None]
     keys = sorted(replace(IDENTITY, shard=shard).key for shard in shards)
-    assert all(one != other for one, other in pairwise(keys))
+    assert all(key != next_key for key, next_key in pairwise(keys))
 
 
 def test_the_key_is_not_truncated_and_stable() -> None:

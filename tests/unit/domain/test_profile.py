@@ -70,7 +70,7 @@ def test_each_part_hardware_dtype_and_degree_has_a_file_of_its_own() -> None:
         replace(IDENTITY, dtype=DType.BF16),
         replace(IDENTITY, tensor_parallel=2),
     )
-    names = {replace(PROFILE, identity=one).file_name for one in (IDENTITY, *others)}
+    names = {replace(PROFILE, identity=identity).file_name for identity in (IDENTITY, *others)}
     assert len(names) == 6
     assert PROFILE.file_name == "encoder-abababababab-amd-epyc-7b13-f32-tp1.json"
     assert replace(PROFILE, identity=replace(IDENTITY, options={}, software="2")).file_name == PROFILE.file_name

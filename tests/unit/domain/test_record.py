@@ -23,24 +23,24 @@ class Frozen:
 
 @pytest.mark.parametrize("cls", [Sent, Frozen], ids=["record", "frozen dataclass"])
 def test_a_record_has_what_a_frozen_dataclass_has(cls: type[Sent] | type[Frozen]) -> None:
-    one = cls(3, encoder="encoder-1", tags=("a",))
-    assert one == cls(3, "encoder-1")
-    assert one != cls(4, "encoder-1")
-    assert len({one, cls(3, "encoder-1"), cls(4, "encoder-1")}) == 2
-    assert repr(one) == f"{cls.__name__}(item=3, encoder='encoder-1', tags=('a',))"
+    made = cls(3, encoder="encoder-1", tags=("a",))
+    assert made == cls(3, "encoder-1")
+    assert made != cls(4, "encoder-1")
+    assert len({made, cls(3, "encoder-1"), cls(4, "encoder-1")}) == 2
+    assert repr(made) == f"{cls.__name__}(item=3, encoder='encoder-1', tags=('a',))"
     assert [field.name for field in fields(cls)] == ["item", "encoder", "tags"]
-    assert replace(one, item=4) == cls(4, "encoder-1")
-    assert not hasattr(one, "__dict__")
-    match one:
+    assert replace(made, item=4) == cls(4, "encoder-1")
+    assert not hasattr(made, "__dict__")
+    match made:
         case Sent(item, encoder) | Frozen(item, encoder):
             assert (item, encoder) == (3, "encoder-1")
 
 
 def test_only_the_type_checker_prevents_assignments() -> None:
-    one, frozen = Sent(3), Frozen(3)
-    one.item = 4  # type: ignore[misc]
+    sent, frozen = Sent(3), Frozen(3)
+    sent.item = 4  # type: ignore[misc]
     with pytest.raises(FrozenInstanceError):
         frozen.item = 4  # type: ignore[misc]
     with pytest.raises(AttributeError):
-        one.other = 4  # type: ignore[attr-defined]
-    assert one.item == 4
+        sent.other = 4  # type: ignore[attr-defined]
+    assert sent.item == 4

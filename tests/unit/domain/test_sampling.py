@@ -73,10 +73,10 @@ def test_every_reader_has_the_same_bounds(name: str, reader: Callable[[str, Any]
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("name", LISTS)
 def test_every_reader_has_the_same_maximum_count(name: str, reader: Callable[[str, Any], None]) -> None:
-    bound, one = LISTS[name], "a" if name == "stop" else 7
-    reader(name, [one] * bound.high)
+    bound, value = LISTS[name], "a" if name == "stop" else 7
+    reader(name, [value] * bound.high)
     with pytest.raises(InvalidRequest):
-        reader(name, [one] * (bound.high + 1))
+        reader(name, [value] * (bound.high + 1))
 
 
 def test_every_reader_knows_every_parameter() -> None:

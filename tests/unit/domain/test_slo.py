@@ -18,7 +18,7 @@ def test_objectives_are_seconds_milliseconds_or_factors() -> None:
 def test_the_most_specific_objective_applies() -> None:
     slo = Slo.parse(["ttft=1s", "image:ttft=2s", "image-1024:ttft=3s"])
     of = {name: slo.objective(name, Metric.TTFT) for name in ("text", "image-256", "image-1024", "video-256")}
-    assert {name: one.value for name, one in of.items() if one} == {
+    assert {name: objective.value for name, objective in of.items() if objective} == {
         "text": 1.0,
         "image-256": 2.0,
         "image-1024": 3.0,

@@ -55,14 +55,14 @@ def test_one_value_is_a_sketch_too() -> None:
 
 
 def test_windows_add_up_by_class() -> None:
-    one = ClassWindow(arrivals=2, media_tokens=10, ttft=Judged(1, 1), ttft_s=Sketch.of(0.1))
-    two = ClassWindow(arrivals=1, missed_encode=1, ttft=Judged(0, 1), ttft_s=Sketch.of(0.2))
+    first = ClassWindow(arrivals=2, media_tokens=10, ttft=Judged(1, 1), ttft_s=Sketch.of(0.1))
+    second = ClassWindow(arrivals=1, missed_encode=1, ttft=Judged(0, 1), ttft_s=Sketch.of(0.2))
     reports = [
-        WindowReport(1, 1, 1.0, 0.0, "m", (NamedClass("text", one), NamedClass("image-256", two))),
-        WindowReport(1, 2, 1.0, 0.0, "m", (NamedClass("text", two),)),
+        WindowReport(1, 1, 1.0, 0.0, "m", (NamedClass("text", first), NamedClass("image-256", second))),
+        WindowReport(1, 2, 1.0, 0.0, "m", (NamedClass("text", second),)),
     ]
     found = merged(reports)
-    assert found["image-256"] == two
+    assert found["image-256"] == second
     assert found["text"].arrivals == 3
     assert found["text"].ttft == Judged(1, 2)
     assert found["text"].ttft_s.count == 2

@@ -49,7 +49,7 @@ def go_on(
     """Begin the rest of an answer from the segments of each choice, but for ``lost`` ones. Returns what the engine gave meanwhile."""
     name, kv = request.request_id, access(target)
     continued = tuple(ContinuedChoice(choice, tuple(tokens)) for choice, tokens in sorted(begun.items()))
-    arriving = max(one[-1][0].end for one in packed.values())
+    arriving = max(segments[-1][0].end for segments in packed.values())
     target.add(replace(_forked(request), continued=continued, arriving=arriving))
     outputs: list[EngineOutput] = []
     for _ in range(_MOST_STEPS):

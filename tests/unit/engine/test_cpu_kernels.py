@@ -126,8 +126,11 @@ def test_heads_of_any_size_attend_alike_alone_and_among_others(size: int, group:
     query = torch.randn(len(lengths), group * kv_heads, size)
     keys, values = (torch.full((sum(numbers) * block, kv_heads, size), math.nan) for _ in range(2))
     seen = [range(max(0, length - window) if window else 0, length) for length in lengths]
-    slots = [[table[at // block] * block + at % block for at in one] for table, one in zip(own, seen, strict=True)]
-    used = torch.tensor([slot for one in slots for slot in one])  # of all others one would be missed
+    slots = [
+        [table[at // block] * block + at % block for at in positions]
+        for table, positions in zip(own, seen, strict=True)
+    ]
+    used = torch.tensor([slot for of_row in slots for slot in of_row])  # of all others one would be missed
     keys[used], values[used] = torch.randn(2, len(used), kv_heads, size)
     attended = _attend(query, keys, values, own, lengths, block, window)
     for row, slot in enumerate(slots):

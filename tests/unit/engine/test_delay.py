@@ -248,7 +248,7 @@ def test_a_waiting_request_gets_another_queue_position() -> None:
 
 
 def test_requests_wait_for_kv_memory_in_their_order() -> None:
-    """One that fits does not pass one that does not."""
+    """A request that fits does not pass one that does not."""
     profile = replace(DECODER, measured=replace(DECODER.measured, kv_token_nbytes=64))
     options = replace(OPTIONS, kv_cache_bytes=41 * 64)
     engine = DelayTextEngine(FAKE_MODEL, FakeFamily(), Costs(profile), options, sleep=Slept())

@@ -36,11 +36,11 @@ def test_sixteen_concurrent_questions_are_answered_as_generate_does(demo: Refere
     encoder = encoder_engine(MODEL_DIR)
     engine = text_engine(MODEL_DIR, kv_cache_bytes=16 << 20, token_budget=48)
     outputs = []
-    for name, (one, _) in asked.items():
-        engine.add(engine_request(name, one, demo, encoder, greedy(40)))
+    for name, (wanted, _) in asked.items():
+        engine.add(engine_request(name, wanted, demo, encoder, greedy(40)))
         outputs += engine.step()
     answers = run(engine, outputs)
-    assert answers == {name: demo.answer(one, 40) for name, (one, _) in asked.items()}
+    assert answers == {name: demo.answer(wanted, 40) for name, (wanted, _) in asked.items()}
     texts = {name: demo.processor.decode(tokens, skip_special_tokens=True) for name, tokens in answers.items()}
     right = {name: " ".join(file[0] for file in files) or texts[name] for name, (_, files) in asked.items()}
     assert sum(texts[name] == right[name] for name in asked) >= 14

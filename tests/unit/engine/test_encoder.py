@@ -234,7 +234,7 @@ def test_a_directory_without_processor_is_refused(model_dir: Path, tmp_path: Pat
 def test_features_that_are_not_finite_are_the_items_fault(
     encoder: TransformersEncoderEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are refused before the engine sees them, whose failure would be tried again elsewhere."""
+    """Such features are refused before the engine sees them, whose failure would be tried again elsewhere."""
     features = {"pixel_values": torch.full((1, 3, 32, 32), torch.inf)}
     monkeypatch.setattr(ImagePreparer, "process", lambda *_: features)
     with pytest.raises(InvalidMedia, match="the image has values that the model cannot take"):

@@ -40,7 +40,7 @@ def files(directory: Path) -> list[Path]:
 
 def test_kernels_are_compiled_again_when_what_they_use_has_changed(asked: Callable[[int], str], tmp_path: Path) -> None:
     """Numba alone compares the kernel's own file with what it was."""
-    assert [asked(one) for one in (1, 1, 2, 1)] == ["1 0", "1 1", "2 0", "1 1"]
+    assert [asked(number) for number in (1, 1, 2, 1)] == ["1 0", "1 1", "2 0", "1 1"]
     assert len(files(tmp_path)) == 2, "no other version's code is overwritten"
 
 

@@ -204,7 +204,7 @@ def test_the_token_budget_follows_the_latency_objective(model_dir: Path) -> None
 def test_without_a_budget_and_an_objective_the_budget_is_measured(
     model_dir: Path, reference: Reference, make: Make, kv_tokens: int
 ) -> None:
-    """Whatever KV memory there is, and however little of it one prompt can have."""
+    """The KV memory does not matter, nor how little of it one prompt can have."""
     kv = KvOptions(4, contiguous=False)
     engine = text_engine(model_dir, token_budget=None, kv_cache_bytes=kv_tokens * SLOT_NBYTES, max_sequences=4, kv=kv)
     prompts = engine.token_budget / min(128, engine.kv_tokens - 1)

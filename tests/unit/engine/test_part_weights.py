@@ -34,7 +34,7 @@ def test_values_are_the_same_after_a_load(part: ModelPart, dtype: DType) -> None
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     weights = PartWeights(model, checkpoint)
     assert weights.kept_nbytes == 0, "all of it is in the files"
-    assert weights.nbytes >= sum(one.nbytes for one in before.values())
+    assert weights.nbytes >= sum(tensor.nbytes for tensor in before.values())
     for _ in range(2):
         weights.unload()
         assert (weights.resident, _are_equal(model, before)) == (False, False)

@@ -15,7 +15,7 @@ SHAPES = [(1, 1, 1, 1, 8), (2, 3, 5, 5, 16), (1, 4, 16, 64, 32), (3, 1, 17, 65, 
 def by_torch(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, scaling: float
 ) -> torch.Tensor:
-    k, v = (one[:, None].expand(-1, query.shape[1], -1, -1) for one in (keys, values))
+    k, v = (tensor[:, None].expand(-1, query.shape[1], -1, -1) for tensor in (keys, values))
     return scaled_dot_product_attention(query, k, v, attn_mask=mask, scale=scaling)
 
 

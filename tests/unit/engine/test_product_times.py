@@ -72,14 +72,14 @@ def test_the_first_call_and_rare_slow_ones_do_not_count(monkeypatch: pytest.Monk
 
 def test_layers_of_all_shapes_take_turns_as_in_a_pass() -> None:
     calls = Calls()
-    large, small, one = layers(8, 4096, 2048), layers(8, 64, 64), layers(1, 64, 96)
-    product_times_s([calls.alike(large), calls.alike(small), calls.alike(one, KINDS[:3])], [8])
+    large, small, single = layers(8, 4096, 2048), layers(8, 64, 64), layers(1, 64, 96)
+    product_times_s([calls.alike(large), calls.alike(small), calls.alike(single, KINDS[:3])], [8])
     kinds_of: dict[Layer, set[By]] = {}
     for layer, by, _ in calls.called:
         kinds_of.setdefault(layer, set()).add(by)
-    assert kinds_of.keys() == {*large, *small, *one}
-    assert kinds_of[one[0]] == set(KINDS[:3])
-    for shape in (large, small, one):
+    assert kinds_of.keys() == {*large, *small, *single}
+    assert kinds_of[single[0]] == set(KINDS[:3])
+    for shape in (large, small, single):
         for by in KINDS[:3]:
             samples = sum(layer in shape and kind is by for layer, kind, _ in calls.called)
             assert samples >= 6, "of the first is no sample"

@@ -1,4 +1,4 @@
-"""Which rows are measured, and how load levels are chosen: with a scripted engine; then all of it with a tiny model."""
+"""The choice of rows to measure, and how load levels are chosen: with a scripted engine; then all of it with a tiny model."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -109,6 +109,6 @@ def test_what_is_not_finite_is_not_hidden(bad: float, rng: np.random.Generator) 
 
 
 def test_a_block_of_a_long_sequence_has_fewer_rows() -> None:
-    """Its scores fit into the second cache; a row whose heads do not is computed alone."""
+    """The block's scores fit into the second cache; a row whose heads do not is computed alone."""
     assert [rows_per_block(4, length) for length in (100, 4_000, 100_000)] == [12, 7, 1]
     assert rows_per_block(64, 100) == 1

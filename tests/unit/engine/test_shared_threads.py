@@ -58,10 +58,10 @@ class Another:
 
 @pytest.mark.parametrize(("threads", "half"), [(2, 1), (3, 1), (4, 2), (16, 8)])
 def test_who_computes_alone_has_all_threads_and_two_have_half_each(threads: int, half: int) -> None:
-    told, one = Told(threads), Another
+    told, another = Told(threads), Another
     with told.shared.computing():
         assert told.mine == [threads]
-        other = one(told.shared)
+        other = another(told.shared)
         thread = other.begin()
         assert told.by_thread[thread] == [half]
         assert told.mine == [threads], "each thread sets its own number only"
@@ -108,7 +108,7 @@ def test_an_engine_that_fails_gives_its_share_back() -> None:
     async def fail() -> None:
         with pytest.raises(ZeroDivisionError):
             await offload.run(lambda: 1 // 0)
-        assert await offload.run(lambda one: one + 1, 1) == 2
+        assert await offload.run(lambda number: number + 1, 1) == 2
 
     asyncio.run(fail())
     thread.close()

@@ -21,17 +21,17 @@ def _exponentials(given: Floats, found: Floats) -> None:
         v.store(found, at, v.exponential(v.load(given, at)))
 
 
-def _all(one: Floats, other: Floats, found: Floats) -> None:
-    a, b = v.load(one, 0), v.load(other, 0)
+def _all(left: Floats, right: Floats, found: Floats) -> None:
+    a, b = v.load(left, 0), v.load(right, 0)
     v.store(found, 0, v.greater(a, b))
     v.store(found, 16, v.less(a, b))
     v.store(found, 32, v.divided(a, b))
     v.store(found, 48, v.plus(a, b))
     v.store(found, 64, v.multiply(a, b))
-    v.store(found, 80, v.multiply_add(a, b, v.each_from(other, 3)))
+    v.store(found, 80, v.multiply_add(a, b, v.each_from(right, 3)))
     v.store(found, 96, v.each(v.greatest(a)))
     v.store(found, 112, v.each(v.total(a)))
-    v.prefetch(one, 1 << 20)
+    v.prefetch(left, 1 << 20)
 
 
 def _first(given: Floats, count: int, found: Floats) -> None:
@@ -70,17 +70,17 @@ def test_exponentials_of_what_is_beyond() -> None:
 
 def test_arithmetic() -> None:
     rng = np.random.default_rng(0)
-    one, other, found = (rng.standard_normal(size, np.float32) for size in (16, 16, 128))
-    every(one, other, found)
+    left, right, found = (rng.standard_normal(size, np.float32) for size in (16, 16, 128))
+    every(left, right, found)
     expected = [
-        np.maximum(one, other),
-        one - other,
-        one / other,
-        one + other,
-        one * other,
-        one * other + other[3],
-        np.full(16, one.max()),
-        np.full(16, one.sum()),
+        np.maximum(left, right),
+        left - right,
+        left / right,
+        left + right,
+        left * right,
+        left * right + right[3],
+        np.full(16, left.max()),
+        np.full(16, left.sum()),
     ]
     np.testing.assert_allclose(found, np.concatenate(expected), rtol=1e-5, atol=1e-6)
 

@@ -183,8 +183,8 @@ def test_a_field_of_another_kind_is_a_bad_model_or_makes_no_difference(name: str
         for odd in ODD:
             changed = deepcopy(config)
             section = changed
-            for each in sections:
-                section = section[each]
+            for key in sections:
+                section = section[key]
             section[field] = odd
             with suppress(BadModel):
                 architecture = Architecture.load(ModelFiles(Path(), changed, {}, {}, {}, {}, None))

@@ -53,7 +53,7 @@ def test_counts_equal_those_of_transformers(max_tiles: int) -> None:
     processor = processor_of_transformers(max_tiles)
     counted = processor._get_num_multimodal_tokens(image_sizes=[(height, width) for width, height in sizes])
     # Without the begin and end tokens.
-    assert [count_tokens(family, image(*size)) for size in sizes] == [one - 2 for one in counted.num_image_tokens]
+    assert [count_tokens(family, image(*size)) for size in sizes] == [tokens - 2 for tokens in counted.num_image_tokens]
 
 
 def test_an_image_is_between_its_begin_and_end_tokens() -> None:

@@ -28,7 +28,7 @@ class _OnPillow(_base):  # type: ignore[misc]
         """[videos, frames, 3, height, width] of bytes, frame by frame."""
         frames = image.flatten(0, 1).permute(0, 2, 3, 1).numpy()
         resized = [Image.fromarray(frame).resize((size.width, size.height), resample) for frame in frames]
-        made = torch.from_numpy(np.stack([np.asarray(one) for one in resized])).permute(0, 3, 1, 2)
+        made = torch.from_numpy(np.stack([np.asarray(frame) for frame in resized])).permute(0, 3, 1, 2)
         return made.reshape(*image.shape[:2], *made.shape[1:])
 
     def normalize(self, image: torch.Tensor, mean: Any, std: Any, **options: Any) -> torch.Tensor:

@@ -41,7 +41,7 @@ def test_a_request_of_which_nothing_has_come_is_sent_as_it_was() -> None:
 def test_what_is_missing_is_asked_for(events: Sequence[ChatEvent], continued: dict[int, tuple[int, ...]]) -> None:
     answer = after(*events)
     assert (answer.begun, answer.may_go_on, answer.is_complete) == (True, True, False)
-    assert answer.rest(4.0).continued == tuple(ContinuedChoice(*one) for one in continued.items())
+    assert answer.rest(4.0).continued == tuple(ContinuedChoice(*pair) for pair in continued.items())
 
 
 def test_the_usage_is_that_of_the_whole_answer() -> None:

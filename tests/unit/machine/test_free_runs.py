@@ -58,7 +58,7 @@ def test_free_blocks_are_those_not_taken(blocks: int, rng: random.Random) -> Non
     for _ in range(40):
         block = rng.randrange(blocks)
         if block in free:
-            end = next(one for one in range(block, blocks + 1) if one not in free)
+            end = next(position for position in range(block, blocks + 1) if position not in free)
             count = rng.randint(1, end - block)
             runs.take(block, count)
             free -= set(range(block, block + count))

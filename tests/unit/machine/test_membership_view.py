@@ -115,7 +115,7 @@ MEMBERS = st.sampled_from("abcdef").flatmap(
 )
 DELTAS: st.SearchStrategy[Told] = st.builds(
     lambda members, removed, kind: (members, removed, kind),
-    st.lists(MEMBERS, max_size=4, unique_by=lambda one: one.address),
+    st.lists(MEMBERS, max_size=4, unique_by=lambda member: member.address),
     st.lists(st.builds(Removal, st.sampled_from("abcdef"), st.sampled_from(Departure)), max_size=3),
     st.sampled_from(("delta", "full", "restarted")),
 )
@@ -136,10 +136,10 @@ def test_versions_rise_addresses_are_unique_and_what_the_manager_lists_is_listed
         changed = view.handle(delta, now_s)
         view.validate()
         assert view.snapshot.version == before.version + changed
-        listed = {} if is_full else {k: v for k, v in last.items() if k not in {one.address for one in gone}}
+        listed = {} if is_full else {k: v for k, v in last.items() if k not in {removal.address for removal in gone}}
         listed |= {member.address: member for member in members}
         there = {member.address: member for member in view.snapshot.members}
         assert len(there) == len(view.snapshot.members)
         assert {address: there[address] for address in listed} == listed
-        assert all(one.suspected for address, one in there.items() if address not in listed)
+        assert all(member.suspected for address, member in there.items() if address not in listed)
         last = listed

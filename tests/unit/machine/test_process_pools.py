@@ -284,7 +284,7 @@ class World:
                     assert effect.process in self.alive
 
     def settle(self) -> None:
-        """Whatever starts becomes ready, and whatever is stopped ends."""
+        """Make ready what starts, and end what is stopped."""
         for process, phase in self.pools.phases.items():
             if process in self.alive and phase is ProcessPhase.STARTING:
                 self(ProcessReady(process))
@@ -312,7 +312,7 @@ def test_whatever_happens_the_pool_becomes_what_is_wanted_once_processes_start(
 
 
 def ended_again_and_again(pools: Pools, name: str, times: int) -> list[Effect]:
-    """It ends soon after each start."""
+    """End a process soon after each start."""
     effects: list[Effect] = []
     for _ in range(times):
         effects = pools.end(name)

@@ -55,7 +55,7 @@ def end_s(backlog: Backlog, work: Work) -> float:
     return found[0]
 
 
-def one(name: str, backlog: Backlog | None = None, tokens: int = 0) -> Candidate:
+def candidate(name: str, backlog: Backlog | None = None, tokens: int = 0) -> Candidate:
     return Candidate(name, True, tokens, 1 if tokens else 0, 1000, 1000, instance_id=f"i-{name}", backlog=backlog)
 
 
@@ -130,15 +130,20 @@ def test_a_further_item_never_ends_before_those_that_were_there(
 def test_the_first_predicted_end_wins_whatever_the_tokens() -> None:
     soon, late = EncodeBacklog(SPEED, 1.0), EncodeBacklog(SPEED, 90.0)
     want = Want(0, 5, 1, CAT)
-    assert placed(one("a", late, 10), one("b", soon, 900), want=want) == ("b", Why.ROUTED)
-    assert placed(one("a", None, 10), one("b", soon, 900), want=want) == ("a", Why.ROUTED), "not known of all"
-    texts = Pool((one("a", TextBacklog(SPEED, 9.0), 10), one("b", TextBacklog(SPEED, 1.0), 900)))
+    assert placed(candidate("a", late, 10), candidate("b", soon, 900), want=want) == ("b", Why.ROUTED)
+    assert placed(candidate("a", None, 10), candidate("b", soon, 900), want=want) == ("a", Why.ROUTED), (
+        "not known of all"
+    )
+    texts = Pool((candidate("a", TextBacklog(SPEED, 9.0), 10), candidate("b", TextBacklog(SPEED, 1.0), 900)))
     assert text_chosen(texts, tokens=5) == "b"
 
 
 def test_a_holder_is_preferred_by_at_most_what_encoding_the_item_takes() -> None:
     want = Want(0, 5, 0, CAT)
-    free, busy = one("a", EncodeBacklog(SPEED)), [one("b", EncodeBacklog(SPEED, wait)) for wait in (7.5, 7.6)]
+    free, busy = (
+        candidate("a", EncodeBacklog(SPEED)),
+        [candidate("b", EncodeBacklog(SPEED, wait)) for wait in (7.5, 7.6)],
+    )
     assert placed(free, busy[0], want=want, held=Holding("b")) == ("b", Why.HOLDS_EMBEDDING)
     assert placed(free, busy[1], want=want, held=Holding("b")) == ("a", Why.ROUTED)
 
@@ -154,14 +159,19 @@ def test_what_is_held_or_being_encoded_is_weighed_in_seconds(holding: Holding, m
     want = Want(0, 5, 0, CAT)
     for wait_s, expected in ((most_s, ("b", why)), (most_s + 0.1, ("a", Why.ROUTED))):
         assert (
-            placed(one("a", EncodeBacklog(SPEED)), one("b", EncodeBacklog(SPEED, wait_s)), want=want, held=holding)
+            placed(
+                candidate("a", EncodeBacklog(SPEED)),
+                candidate("b", EncodeBacklog(SPEED, wait_s)),
+                want=want,
+                held=holding,
+            )
             == expected
         )
 
 
 def test_items_of_a_request_spread_by_the_time_of_those_before_them() -> None:
     """Tokens are equal, but a scan takes a hundred times as long to preprocess."""
-    encoders = [one(name, EncodeBacklog(Fixed())) for name in "ab"]
+    encoders = [candidate(name, EncodeBacklog(Fixed())) for name in "ab"]
     sizes = (100_000, 1000, 1000, 1000)
     wants = [Want(at, 10, 1, (b"%d" % at, b""), pixels=pixels) for at, pixels in enumerate(sizes)]
     choices = place_items(Pool(encoders), wants, PREDICTED, Random(7))
@@ -171,7 +181,7 @@ def test_items_of_a_request_spread_by_the_time_of_those_before_them() -> None:
 
 
 def test_content_decides_between_encoders_that_end_at_the_same_time() -> None:
-    pool = Pool(tuple(one(name, EncodeBacklog(SPEED)) for name in "abcd"))
+    pool = Pool(tuple(candidate(name, EncodeBacklog(SPEED)) for name in "abcd"))
 
     def chosen(turn: int, content: bytes) -> str:
         choices = place_items(Pool(pool.candidates, turn), [Want(0, 5, 1, (content, b""))], PREDICTED, Random(turn))
@@ -184,14 +194,14 @@ def test_content_decides_between_encoders_that_end_at_the_same_time() -> None:
 
 def test_an_instance_that_does_both_takes_an_item_if_that_saves_more_than_it_costs() -> None:
     """Where to encode: the pull against the wait for the prompts of the text instance."""
-    apart, want = one("a", EncodeBacklog(SPEED)), Want(0, 5, 3, CAT)
-    assert placed(apart, one("b", EncodeBacklog(SPEED, text_wait_s=0.0)), want=want)[0] == "b"
-    assert placed(apart, one("b", EncodeBacklog(SPEED, 5.4, text_wait_s=0.0)), want=want)[0] == "b"
-    assert placed(apart, one("b", EncodeBacklog(SPEED, 5.6, text_wait_s=0.0)), want=want)[0] == "a"
-    assert placed(apart, one("b", EncodeBacklog(SPEED, 2.6, text_wait_s=9.0)), want=want)[0] == "a"
+    apart, want = candidate("a", EncodeBacklog(SPEED)), Want(0, 5, 3, CAT)
+    assert placed(apart, candidate("b", EncodeBacklog(SPEED, text_wait_s=0.0)), want=want)[0] == "b"
+    assert placed(apart, candidate("b", EncodeBacklog(SPEED, 5.4, text_wait_s=0.0)), want=want)[0] == "b"
+    assert placed(apart, candidate("b", EncodeBacklog(SPEED, 5.6, text_wait_s=0.0)), want=want)[0] == "a"
+    assert placed(apart, candidate("b", EncodeBacklog(SPEED, 2.6, text_wait_s=9.0)), want=want)[0] == "a"
 
 
 def test_of_text_instances_that_end_at_the_same_time_a_holder_is_chosen() -> None:
-    texts = tuple(one(name, TextBacklog(SPEED, 100.0, instance_id=f"i-{name}")) for name in "abc")
+    texts = tuple(candidate(name, TextBacklog(SPEED, 100.0, instance_id=f"i-{name}")) for name in "abc")
     for turn in range(3):
         assert text_chosen(Pool(texts, turn), tokens=3, holders={"i-b": 5}) == "b"

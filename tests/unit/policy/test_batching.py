@@ -101,7 +101,7 @@ def test_a_span_larger_than_the_budget_runs_first_or_waits() -> None:
     plan = plan_step(["d"], [rest], token_budget=8)
     assert plan.prefills == (Prefill("rest", 20, 10, bidirectional=(Span(10, 20),)),)
     plan = plan_step(["d"], [Prefill("p", 3), large, *works("w", [9])], token_budget=8)
-    assert [(one.sequence_id, one.tokens) for one in plan.prefills] == [("p", 3), ("w0", 4)]
+    assert [(prefill.sequence_id, prefill.tokens) for prefill in plan.prefills] == [("p", 3), ("w0", 4)]
 
 
 # --- memory, budgets -------------------------------------------------------------------------------------------------

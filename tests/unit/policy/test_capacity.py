@@ -54,10 +54,10 @@ def test_an_objective_below_one_item_alone_cannot_be_met() -> None:
 
 def test_preparation_on_few_cores_bounds_an_encoder() -> None:
     item = ItemClass(100, nbytes=10_000_000, pixels=10_000_000)  # 0.11 s on a core, 0.03 s in the encoder
-    one, four = (encode_capacity(ENCODE, [item], 60.0, max_items=1, prepare_cores=n) for n in (1, 4))
-    assert one.per_s == pytest.approx(1 / 0.11, rel=0.05)
-    assert four.per_s == pytest.approx(1 / 0.03, rel=0.05)
-    assert one.warnings == {CostWarning.OUTSIDE_RANGE}
+    one_core, four_cores = (encode_capacity(ENCODE, [item], 60.0, max_items=1, prepare_cores=n) for n in (1, 4))
+    assert one_core.per_s == pytest.approx(1 / 0.11, rel=0.05)
+    assert four_cores.per_s == pytest.approx(1 / 0.03, rel=0.05)
+    assert one_core.warnings == {CostWarning.OUTSIDE_RANGE}
 
 
 def test_bursts_lower_the_capacity() -> None:
@@ -78,7 +78,7 @@ def test_bursts_lower_the_capacity() -> None:
 def test_an_encoder_bears_more_with_a_laxer_objective_or_larger_batches(
     slo_s: float, more_s: float, tokens: list[int], max_items: int, more_items: int
 ) -> None:
-    mix = [ItemClass(one) for one in tokens]
+    mix = [ItemClass(count) for count in tokens]
     found = encode_capacity(ENCODE, mix, slo_s, max_items=max_items)
     laxer = encode_capacity(ENCODE, mix, slo_s + more_s, max_items=max_items)
     larger = encode_capacity(ENCODE, mix, slo_s, max_items=max_items + more_items)
@@ -98,7 +98,7 @@ def test_whatever_a_profile_that_can_be_read_says_there_is_a_capacity(times: tup
     decoder = replace(
         DECODER, prefill=(PrefillRow(1, 0, short), PrefillRow(2**50, 7, long)), decode=(DecodeRow(1, 1, step),)
     )
-    encode, generate = (Costs(parse_profile(dump_profile(one))) for one in (encoder, decoder))
+    encode, generate = (Costs(parse_profile(dump_profile(profile))) for profile in (encoder, decoder))
     items = encode_capacity(encode, [ItemClass(50), ItemClass(2**40)], slo_s, max_items=8)
     prompts = text_capacity(generate, MIX, ttft_slo_s=slo_s, tbt_slo_s=slo_s, limits=LIMITS)
     assert items.per_s >= 0
@@ -240,6 +240,7 @@ def test_measured_load_levels_lower_the_stage_that_they_are_of() -> None:
     costs = Costs(replace(DECODER, load=(row,)))
     for role, lowered in ((Role.P, False), (Role.D, True)):
         bounded, free = (
-            text_capacity(one, MIX, ttft_slo_s=60.0, tbt_slo_s=60.0, limits=LIMITS, role=role) for one in (costs, TEXT)
+            text_capacity(stage_costs, MIX, ttft_slo_s=60.0, tbt_slo_s=60.0, limits=LIMITS, role=role)
+            for stage_costs in (costs, TEXT)
         )
         assert (bounded.per_s < free.per_s) is lowered

@@ -1,4 +1,4 @@
-"""Who cannot drain without a loss."""
+"""Members that cannot drain without a loss."""
 
 from dataclasses import replace
 
@@ -78,10 +78,10 @@ def test_one_of_a_stage_of_its_own_is_missed_by_its_stage() -> None:
 
 def switching(name: str, role: Role, *stages: Stage, wanted: Role | None = None) -> PoolStatus:
     """An instance that registered with ``role``, and serves these stages."""
-    (one,) = pool(role, name).members
+    (member,) = pool(role, name).members
     load = InstanceLoad({stage: StageLoad(0, 0) for stage in stages})
-    told = replace(one.registration, switchable=Role.EPD)
-    return PoolStatus("m", role, (replace(one, registration=told, load=load, wanted=wanted),))
+    told = replace(member.registration, switchable=Role.EPD)
+    return PoolStatus("m", role, (replace(member, registration=told, load=load, wanted=wanted),))
 
 
 def test_a_switch_loses_what_nothing_else_serves() -> None:

@@ -92,5 +92,5 @@ def test_a_tenant_waits_for_its_own_work_at_its_part_of_the_rate_and_never_for_m
 def test_what_is_beyond_a_share_leaves_places_free_and_takes_few_in_a_step(
     *, beyond: bool, wanted: int, running: int, begun: int, starts: bool
 ) -> None:
-    one = by_weight(ahead_s=BURST_S + beyond).of(queue_position())
-    assert may_start(one, wanted=wanted, running=running, places=16, begun=begun) is starts
+    position = by_weight(ahead_s=BURST_S + beyond).of(queue_position())
+    assert may_start(position, wanted=wanted, running=running, places=16, begun=begun) is starts

@@ -33,7 +33,7 @@ def qwen(hidden: int, inner: int, heads: int, kv_heads: int, *, tied: bool) -> D
 
 
 def errors(measured_ms: dict[Pass, float]) -> list[float]:
-    return [abs(1000 * TARGET.pass_s(each) / milliseconds - 1) for each, milliseconds in measured_ms.items()]
+    return [abs(1000 * TARGET.pass_s(step) / milliseconds - 1) for step, milliseconds in measured_ms.items()]
 
 
 def test_steps_of_qwen() -> None:

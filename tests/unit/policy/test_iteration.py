@@ -1,4 +1,4 @@
-"""Which stages share an iteration: prompts before items, within bounded waits."""
+"""Iterations and the stages that share them: prompts before items, within bounded waits."""
 
 import pytest
 from hypothesis import given

@@ -74,7 +74,11 @@ def test_every_ordering_puts_priority_first_and_lets_nothing_be_overtaken_by_wha
     young = ordering(priority=0, deadline_s=900.0, arrived_s=5.1 + AGEING_S, arrival=2, due_s=6.0 + AGEING_S)
     low = ordering(priority=1, deadline_s=6.0, arrived_s=0.0, arrival=0, due_s=1.0)
     for now_s in (40.0, 500.0):
-        assert sorted(one.at(now_s) for one in (low, young, old)) == [old.at(now_s), young.at(now_s), low.at(now_s)]
+        assert sorted(position.at(now_s) for position in (low, young, old)) == [
+            old.at(now_s),
+            young.at(now_s),
+            low.at(now_s),
+        ]
 
 
 def test_the_orderings_differ_in_what_comes_first() -> None:
@@ -85,7 +89,7 @@ def test_the_orderings_differ_in_what_comes_first() -> None:
             "short": ordering(priority=0, deadline_s=900.0, arrived_s=1.0, arrival=1, due_s=5.0, needs_s=1.0),
             "hurried": ordering(priority=0, deadline_s=10.0, arrived_s=2.0, arrival=2, due_s=20.0, needs_s=9.5),
         }
-        return min(queue_positions, key=lambda one: queue_positions[one].at(now_s))
+        return min(queue_positions, key=lambda number: queue_positions[number].at(now_s))
 
     assert {name: first(name, 3.0) for name in ORDERINGS} == {
         "slo": "short",

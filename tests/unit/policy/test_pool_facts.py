@@ -45,7 +45,9 @@ def test_text_instances_bear_what_they_prefill_and_decode() -> None:
 
 
 def test_a_tighter_objective_means_a_smaller_capacity() -> None:
-    loose, tight = (encoder_facts(BOTH, Slo.parse([one]), MIX, limits=ENCODER_LIMITS) for one in ("ttft=5x", "ttft=2x"))
+    loose, tight = (
+        encoder_facts(BOTH, Slo.parse([objective]), MIX, limits=ENCODER_LIMITS) for objective in ("ttft=5x", "ttft=2x")
+    )
     assert loose.capacity_per_s is not None
     assert tight.capacity_per_s is not None
     assert tight.capacity_per_s < loose.capacity_per_s
@@ -57,7 +59,7 @@ def test_a_capacity_far_below_one_request_after_the_other_is_not_believed() -> N
     disturbed = Profiles(BOTH.encoder, Costs(replace(DECODER, load=(level,))))
     facts = text_facts(disturbed, SLO, MIX, limits=LIMITS)
     assert facts.capacity_per_s is None
-    assert [one for one in facts.missing if one.startswith("a plausible capacity: 0.")]
+    assert [missing for missing in facts.missing if missing.startswith("a plausible capacity: 0.")]
 
 
 def test_a_queue_is_worked_off_faster_than_the_objectives_permit_load() -> None:
@@ -121,7 +123,7 @@ def test_warnings_of_the_profile_are_passed_on() -> None:
     strange = Profiles(Costs(replace(ENCODER, measured=replace(ENCODER.measured, drift=0.5))), None)
     facts = encoder_facts(strange, SLO, MIX, limits=ENCODER_LIMITS)
     assert facts.capacity_per_s is not None
-    assert any("speed changed" in one for one in facts.missing)
+    assert any("speed changed" in missing for missing in facts.missing)
 
 
 def test_a_hybrid_divides_its_device_between_items_and_prompts() -> None:
@@ -150,8 +152,8 @@ def test_a_hybrid_names_what_either_part_lacks() -> None:
 
 
 def test_a_request_alone_takes_what_both_profiles_say() -> None:
-    one = ClassWindow(arrivals=1, items=2, media_tokens=400, media_bytes=200_000, pixels=400_000, prompt_tokens=500)
-    found = isolated(BOTH, one, encoders=2)
+    window = ClassWindow(arrivals=1, items=2, media_tokens=400, media_bytes=200_000, pixels=400_000, prompt_tokens=500)
+    found = isolated(BOTH, window, encoders=2)
     assert found is not None
     # Each encoder has one of the two items of 200 tokens.
     assert found.encode_s == pytest.approx(0.04 + 1e-9 * 200_000 + 1e-8 * 100_000)
@@ -159,14 +161,14 @@ def test_a_request_alone_takes_what_both_profiles_say() -> None:
     assert found.tbt_s == pytest.approx(0.011 + 1e-6 * 500)
 
 
-@pytest.mark.parametrize(("encoders", "each"), [(1, 16), (2, 8), (3, 6), (16, 1), (40, 1)])
-def test_the_items_of_a_request_alone_share_the_encoders(encoders: int, each: int) -> None:
+@pytest.mark.parametrize(("encoders", "items"), [(1, 16), (2, 8), (3, 6), (16, 1), (40, 1)])
+def test_the_items_of_a_request_alone_share_the_encoders(encoders: int, items: int) -> None:
     """Sixteen images had the objective of one, and so went before every later request with one."""
     assert BOTH.encoder is not None
     many = ClassWindow(arrivals=1, items=16, media_tokens=3200, prompt_tokens=500)
     found = isolated(BOTH, many, encoders=encoders)
     assert found is not None
-    assert found.encode_s == pytest.approx(BOTH.encoder.encode_s(200, each).value)
+    assert found.encode_s == pytest.approx(BOTH.encoder.encode_s(200, items).value)
 
 
 def test_a_latency_alone_needs_the_profiles_of_the_parts_that_work() -> None:

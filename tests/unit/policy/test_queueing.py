@@ -29,7 +29,7 @@ def objective(
 
 
 def in_order(queue_positions: list[QueuePosition], now_s: float) -> list[int]:
-    return [one.arrival for one in sorted(one.at(now_s) for one in queue_positions)]
+    return [position.arrival for position in sorted(position.at(now_s) for position in queue_positions)]
 
 
 def test_with_equal_timeouts_a_short_request_passes_a_long_one_that_came_before_it() -> None:
@@ -175,15 +175,15 @@ def test_a_request_is_not_overtaken_by_much_later_ones_of_its_priority(
             waiting.append(at)
             at += 1
         if waiting:
-            served.append(min(waiting, key=lambda one: queue_positions[one].at(now_s)))
+            served.append(min(waiting, key=lambda number: queue_positions[number].at(now_s)))
             waiting.remove(served[-1])
         now_s += service_s
-    for place, one in enumerate(served):
+    for place, number in enumerate(served):
         for other in served[:place]:
-            if came[other][2] == came[one][2]:
-                assert came[other][0] <= came[one][0] + AGEING_S
-            elif came[other][2] > came[one][2]:
-                assert came[other][0] <= came[one][0], "it was served before the other arrived"
+            if came[other][2] == came[number][2]:
+                assert came[other][0] <= came[number][0] + AGEING_S
+            elif came[other][2] > came[number][2]:
+                assert came[other][0] <= came[number][0], "it was served before the other arrived"
 
 
 def test_a_request_with_many_pulled_bytes_is_less_urgent_within_its_priority() -> None:
@@ -213,7 +213,7 @@ def test_a_batch_is_as_long_as_its_bounds_allow(
 
     def fits(count: int) -> bool:
         taken = sizes[:count]
-        return sum(one[0] for one in taken) <= max_tokens and sum(one[1] for one in taken) <= max_nbytes
+        return sum(size[0] for size in taken) <= max_tokens and sum(size[1] for size in taken) <= max_nbytes
 
     assert length <= 1 or fits(length)
     if 0 < length < min(len(sizes), max_items):

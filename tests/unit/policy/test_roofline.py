@@ -83,10 +83,10 @@ def test_a_long_prompt_waits_for_operations() -> None:
 def test_a_step_with_both_reads_the_weights_once() -> None:
     both = step_pass(DECODER, BF16, decodes=8, context=500, new=64, cached=200)
     alone = step_pass(DECODER, BF16, decodes=8, context=500), step_pass(DECODER, BF16, new=64, cached=200)
-    assert both.work.flops == sum(each.work.flops for each in alone)
-    assert both.kv_nbytes == sum(each.kv_nbytes for each in alone)
+    assert both.work.flops == sum(part.work.flops for part in alone)
+    assert both.kv_nbytes == sum(part.kv_nbytes for part in alone)
     assert both.weights_nbytes < 1.01 * alone[0].weights_nbytes
-    sum_s = sum(TARGET.pass_s(each) for each in alone)
+    sum_s = sum(TARGET.pass_s(part) for part in alone)
     assert TARGET.pass_s(both) < 0.6 * sum_s
 
 

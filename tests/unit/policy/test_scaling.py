@@ -331,7 +331,7 @@ def test_every_decision_is_within_its_limits(view: PoolView) -> None:
     if view.changes_last_hour >= LIMITS.max_changes_per_hour:
         assert decision.target == view.wanted
     if decision.target < view.wanted:
-        assert not any(one.phase is InstancePhase.STARTING for one in view.instances)
+        assert not any(instance.phase is InstancePhase.STARTING for instance in view.instances)
 
 
 @given(views, st.floats(0, 5000), st.floats(0, 5000), st.floats(0, 5000), st.floats(0, 5000))
@@ -390,11 +390,11 @@ def test_cached_embeddings_are_no_load_of_the_encoders() -> None:
     assert encode_tokens({"image-256": ClassWindow(arrivals=1, media_tokens=100)}) == 100
     assert prompt_tokens(WINDOW) == 8000
     assert answer_tokens({"text": ClassWindow(arrivals=1, prompt_tokens=9)}) == 0
-    two = {
+    classes = {
         "text": ClassWindow(arrivals=6, prompt_tokens=9, done=2, output_tokens=10),
         "image-256": ClassWindow(arrivals=4),
     }
-    assert answer_tokens(two) == 10 * 5, "arrivals of a class without an ended answer have the mean of the others"
+    assert answer_tokens(classes) == 10 * 5, "arrivals of a class without an ended answer have the mean of the others"
 
 
 def test_encoders_share_the_host_of_a_text_instance_that_leaves_devices() -> None:

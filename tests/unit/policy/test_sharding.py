@@ -88,7 +88,7 @@ def test_shards_cover_the_item(units: list[int], number: int) -> None:
     shards = shards_of(units, number)
     assert len(shards) == min(number, len(units))
     assert [shard.first for shard in shards] == [
-        sum(one.count for one in shards[:place]) for place in range(len(shards))
+        sum(shard.count for shard in shards[:place]) for place in range(len(shards))
     ]
     assert all(shard.count >= 1 and shard.of == len(units) for shard in shards)
     assert sum(tokens_of(units, shard) for shard in shards) == sum(units)
@@ -101,9 +101,9 @@ def test_shards_cover_the_item(units: list[int], number: int) -> None:
 )
 def test_limits_hold_for_any_input(items: list[Divisible], pending: list[int], min_tokens: int) -> None:
     limits = ShardLimits(min_tokens, max_shards=4)
-    for one, number in zip(items, cut(items, pool(*pending), limits), strict=True):
-        assert 1 <= number <= min(4, len(one.units))
-        assert number == 1 or one.tokens >= number * min_tokens
+    for media_item, number in zip(items, cut(items, pool(*pending), limits), strict=True):
+        assert 1 <= number <= min(4, len(media_item.units))
+        assert number == 1 or media_item.tokens >= number * min_tokens
 
 
 def plan(units: tuple[int, ...]) -> ItemPlan:

@@ -13,7 +13,7 @@ ENCODE, PREFILL, DECODE = Stage.ENCODE, Stage.PREFILL, Stage.DECODE
 
 
 def stage(
-    which: Stage,
+    of_stage: Stage,
     instances: int,
     held: float = 0.0,
     *,
@@ -24,10 +24,10 @@ def stage(
     can: Role = Role.EPD,
 ) -> StageView:
     movable = tuple(
-        Movable(f"{which.name[0].lower()}{number}", can.stages, each_held[number] if each_held else held / instances)
+        Movable(f"{of_stage.name[0].lower()}{number}", can.stages, each_held[number] if each_held else held / instances)
         for number in range(instances)
     )
-    return StageView(which, instances, held, holds, arriving, served, movable)
+    return StageView(of_stage, instances, held, holds, arriving, served, movable)
 
 
 def decode(instances: int, held: float = 0.0, growth: float = 0.0) -> StageView:
@@ -117,19 +117,19 @@ amounts = st.floats(0, 100)
 
 @st.composite
 def views(draw: st.DrawFn) -> tuple[StageView, ...]:
-    def one(which: Stage, served: float) -> StageView:
+    def view(of_stage: Stage, served: float) -> StageView:
         instances = draw(st.integers(0, 6))
-        made = stage(which, max(1, instances), holds=draw(st.floats(0.5, 20)), served=served)
+        made = stage(of_stage, max(1, instances), holds=draw(st.floats(0.5, 20)), served=served)
         held = draw(st.lists(st.floats(0, 10), min_size=len(made.movable), max_size=len(made.movable)))
         movable = tuple(
-            replace(it, held=part, stages=draw(st.sampled_from(list(Role))).stages)
-            for it, part in zip(made.movable, held, strict=True)
+            replace(instance, held=part, stages=draw(st.sampled_from(list(Role))).stages)
+            for instance, part in zip(made.movable, held, strict=True)
         )
         arriving = draw(st.floats(-5, 5)) if not served else draw(st.floats(0, 6))
         kept = movable[: draw(st.integers(0, instances))]
         return replace(made, instances=instances, held=draw(amounts), arriving=arriving, movable=kept)
 
-    return one(ENCODE, 1.0), one(PREFILL, 1.0), one(DECODE, 0.0)
+    return view(ENCODE, 1.0), view(PREFILL, 1.0), view(DECODE, 0.0)
 
 
 @given(views())
@@ -137,29 +137,33 @@ def test_a_switch_is_possible_and_leaves_enough(stages: tuple[StageView, ...]) -
     found = decide(stages, LIMITS)
     if found is None:
         return
-    by_stage = {one.stage: one for one in stages}
+    by_stage = {view.stage: view for view in stages}
     source, target = by_stage[found.source], by_stage[found.target]
     assert source is not target
     assert 1 <= len(found.instances) == len(set(found.instances)) < source.instances
-    movable = {one.instance_id: one for one in source.movable}
+    movable = {instance.instance_id: instance for instance in source.movable}
     assert all(found.target in movable[name].stages for name in found.instances)
     left = source.instances - len(found.instances)
     assert source.pressure(LIMITS.switch_ahead_s, left) < LIMITS.switch_spare
     assert target.pressure(LIMITS.switch_ahead_s, target.instances) > 1
     most_moved = max(movable[name].held for name in found.instances)
-    stayed = [one for name, one in movable.items() if name not in found.instances and found.target in one.stages]
-    assert all(one.held >= most_moved for one in stayed)
+    stayed = [
+        instance
+        for name, instance in movable.items()
+        if name not in found.instances and found.target in instance.stages
+    ]
+    assert all(instance.held >= most_moved for instance in stayed)
 
 
 @given(views())
 def test_no_switch_is_undone_at_once(stages: tuple[StageView, ...]) -> None:
-    """Whoever gave instances takes none back while nothing else changes."""
+    """A stage that gave instances takes none back while nothing else changes."""
     found = decide(stages, LIMITS)
     if found is None:
         return
     count = len(found.instances)
     moved = {found.source: -count, found.target: count}
-    after = tuple(replace(one, instances=one.instances + moved.get(one.stage, 0)) for one in stages)
+    after = tuple(replace(view, instances=view.instances + moved.get(view.stage, 0)) for view in stages)
     again = decide(after, LIMITS)
     assert again is None or (again.source, again.target) != (found.target, found.source)
 
@@ -180,5 +184,7 @@ def test_an_instance_that_must_load_first_is_taken_last_and_not_for_little() -> 
     loads = replace(encoders, movable=(replace(first, opens_s=slow), *others))
     short = decode(2, 8.0, growth=3.0)
     assert switched((loads, IDLE[1], short)).instances == ("e1", "e2", "e3")
-    all_load = replace(encoders, movable=tuple(replace(one, opens_s={DECODE: 10_000.0}) for one in encoders.movable))
+    all_load = replace(
+        encoders, movable=tuple(replace(instance, opens_s={DECODE: 10_000.0}) for instance in encoders.movable)
+    )
     assert decide((all_load, IDLE[1], short), LIMITS) is None

@@ -1,4 +1,4 @@
-"""Who may call what: each method with the certificates of each kind."""
+"""Authorization of callers: each method with the certificates of each kind."""
 
 import asyncio
 import logging

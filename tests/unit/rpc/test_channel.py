@@ -102,7 +102,7 @@ async def test_closing_ends_calls_on_all_connections(made: Authority) -> None:
 
 
 async def test_a_large_call_goes_on_after_new_certificates(made: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has a stream of its own, apart from the calls that share one."""
+    """A large call has a stream of its own, apart from the calls that share one."""
     monkeypatch.setattr(channel, "_POLL_S", 0.05)
     clock, script = Clock(), Script(waits=True)
     async with serving(script, load(made.folder / "encoder", clock)) as address:

@@ -37,7 +37,7 @@ def test_connections_share_a_configuration_until_its_tickets_end_or_files_change
 async def test_a_session_is_resumed_with_the_configuration_that_it_began_with_only(
     tmp_path: Path, version: ssl.TLSVersion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would outlive the certificate that it began with: nobody looks at that again."""
+    """A session would outlive the certificate that it began with: nobody looks at that again."""
     monkeypatch.setattr("triptych.rpc.credentials.TICKETS_S", 0.0)
     made = identities.cluster(tmp_path / "ca")
     context = ssl.create_default_context(cafile=str(made.folder / "ca.pem"))

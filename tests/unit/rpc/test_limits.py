@@ -11,7 +11,7 @@ _EMPTY_SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 
 async def test_a_server_that_is_slow_to_accept_is_not_given_up_and_tried_again() -> None:
     """A busy machine takes longer than a moment for the first bytes of a connection."""
-    attempts, over = 0, asyncio.Event()
+    attempts, ended = 0, asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal attempts
@@ -21,7 +21,7 @@ async def test_a_server_that_is_slow_to_accept_is_not_given_up_and_tried_again()
         await reader.read(-1)
         writer.close()
         await writer.wait_closed()
-        over.set()
+        ended.set()
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
@@ -29,5 +29,5 @@ async def test_a_server_that_is_slow_to_accept_is_not_given_up_and_tried_again()
             async with asyncio.timeout(60):
                 await channel.channel_ready()
         async with asyncio.timeout(60):
-            await over.wait()
+            await ended.wait()
     assert attempts == 1

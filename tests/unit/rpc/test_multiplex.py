@@ -219,11 +219,11 @@ async def test_a_stream_ends_without_an_error_when_the_server_stops_between_two_
 async def test_a_server_that_stops_loses_all_calls_and_later_ones_find_the_next_server() -> None:
     script = Script(waits=True)
     async with pair(script) as (stub, server):
-        async with aclosing(stub.generate(request("a"))) as one, aclosing(stub.generate(request("b"))) as two:
-            await anext(one)
-            await anext(two)
+        async with aclosing(stub.generate(request("a"))) as first, aclosing(stub.generate(request("b"))) as second:
+            await anext(first)
+            await anext(second)
             await server.stop(0.0)
-            for stream in (one, two):
+            for stream in (first, second):
                 with pytest.raises(errors.InstanceLost):
                     await anext(stream)
         with pytest.raises(errors.InstanceLost):
@@ -313,9 +313,9 @@ async def test_calls_beyond_the_limit_of_all_streams_are_told_when_to_come_again
     async with pair(script, max_calls=2) as (stub, server):
         other = InstanceStub(f"{HOST}:{server.port}")
         try:
-            async with aclosing(stub.generate(request("a"))) as one, aclosing(other.generate(request("b"))) as two:
-                await anext(one)
-                await anext(two)
+            async with aclosing(stub.generate(request("a"))) as first, aclosing(other.generate(request("b"))) as second:
+                await anext(first)
+                await anext(second)
                 with pytest.raises(errors.Overloaded, match="2 calls are open") as caught:
                     await answer(stub, request("c"))
             assert caught.value.retry_after_s is not None
@@ -447,7 +447,7 @@ async def test_a_client_that_leaves_ends_its_calls() -> None:
 
 
 async def test_a_client_that_reads_nothing_cannot_make_the_server_buffer_without_end() -> None:
-    """It is not read from either: its writes stop."""
+    """The client is not read from either: its writes stop."""
     script = Script(chunks=100, text="x" * 10_000)
     async with exchange(script) as stream:
         written = await writes_until_stuck(stream)

@@ -266,7 +266,7 @@ async def test_it_is_ready_when_every_model_has_a_router_that_is() -> None:
 
 
 async def test_a_router_that_is_ready_is_known_with_its_models_at_once() -> None:
-    """It names none before it has seen an instance."""
+    """A router names none before it has seen an instance."""
     here = Site(a=MODEL, b=OTHER)
     here.clients["a"].served = ()
     await here.routers.ask()

@@ -47,11 +47,11 @@ async def test_streams_of_members_are_counted_while_they_are_open_and_by_how_the
         stub = PoolManagerStub(f"127.0.0.1:{server.port}")
         open_, ended = "triptych_rpc_server_streams", "triptych_rpc_server_streams_ended_total"
         async with (
-            aclosing(stub.attend(stays("done", leave))) as one,
-            aclosing(stub.attend(stays("fail", leave))) as another,
+            aclosing(stub.attend(stays("done", leave))) as first,
+            aclosing(stub.attend(stays("fail", leave))) as second,
         ):
             async with aclosing(stub.attend(stays("", leave))) as third:
-                for stream in (one, another, third):
+                for stream in (first, second, third):
                     await anext(stream)
                 await until(f'{open_}{{method="PoolManager/Attend"}} 3.0', telemetry)
             await until(f'{ended}{{code="CANCELLED",method="PoolManager/Attend"}} 1.0', telemetry)

@@ -37,19 +37,19 @@ def test_without_topology_all_cores_are_one_node(tmp_path: Path, lists: dict[str
 
 
 def test_threads_are_spread_in_proportion() -> None:
-    two = (cores(0, 3), cores(4, 7))
-    assert spread(4, two) == (two[0], two[1], two[0], two[1])
-    assert spread(1, two) == (two[0],)
+    ranges = (cores(0, 3), cores(4, 7))
+    assert spread(4, ranges) == (ranges[0], ranges[1], ranges[0], ranges[1])
+    assert spread(1, ranges) == (ranges[0],)
     uneven = (cores(0, 5), cores(6, 7))
     assert [place == uneven[1] for place in spread(8, uneven)].count(True) == 2
-    assert spread(0, two) == ()
+    assert spread(0, ranges) == ()
 
 
 async def test_each_thread_of_a_pool_is_pinned_to_one_node() -> None:
     pinned: dict[int, Cores] = {}
     places = spread(4, (cores(0, 1), cores(2, 3)))
     together = threading.Barrier(4)
-    """Nobody passes it before all four threads run."""
+    """A barrier that no thread passes before all four threads run."""
 
     def work() -> int:
         together.wait(timeout=60)

@@ -10,11 +10,11 @@ def values(metrics: Metrics) -> dict[str, float]:
 
 
 def test_two_registries_are_independent() -> None:
-    one, two = Metrics(), Metrics()
-    one.counter("things", "Things", ("kind",)).labels("good").inc(2)
-    two.counter("things", "Things", ("kind",)).labels("good").inc(3)
-    assert values(one)["things_total[('kind', 'good')]"] == 2
-    assert values(two)["things_total[('kind', 'good')]"] == 3
+    first, second = Metrics(), Metrics()
+    first.counter("things", "Things", ("kind",)).labels("good").inc(2)
+    second.counter("things", "Things", ("kind",)).labels("good").inc(3)
+    assert values(first)["things_total[('kind', 'good')]"] == 2
+    assert values(second)["things_total[('kind', 'good')]"] == 3
 
 
 def test_a_name_can_be_registered_once() -> None:

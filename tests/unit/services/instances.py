@@ -387,10 +387,10 @@ async def instances(
 ) -> AsyncIterator[Instances]:
     network = MemoryNetwork(before_pull)
     async with (
-        encoder_instance(network=network, **(encoder or {})) as one,
-        text_instance(network, [one.service], **text) as two,
+        encoder_instance(network=network, **(encoder or {})) as encoder_side,
+        text_instance(network, [encoder_side.service], **text) as text_side,
     ):
-        yield Instances(one, two)
+        yield Instances(encoder_side, text_side)
 
 
 @dataclass

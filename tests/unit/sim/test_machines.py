@@ -72,7 +72,7 @@ def both(cluster: Deployment, requests: Plan, *, timeout_s: float = 300.0, seed:
 
 
 def decided(timeline: Timeline | None, record: Record) -> Any:
-    """All of a timeline but its times. Of an answer that was given up, tokens are not counted up to then."""
+    """A timeline without its times. Of an answer that was given up, tokens are not counted up to then."""
     if timeline is None:
         return None
     if record.error:

@@ -16,9 +16,9 @@ def times(speeds: dict[str, LinkSpeed], transfers: Sequence[tuple[float, tuple[s
         links = SharedLinks(speeds)
         loop = asyncio.get_running_loop()
 
-        async def one_transfer(begin_s: float, over: tuple[str, ...], nbytes: int) -> float:
+        async def one_transfer(begin_s: float, path: tuple[str, ...], nbytes: int) -> float:
             await asyncio.sleep(begin_s)
-            await links.transfer(over, nbytes)
+            await links.transfer(path, nbytes)
             return loop.time()
 
         return list(await asyncio.gather(*(one_transfer(*transfer) for transfer in transfers)))

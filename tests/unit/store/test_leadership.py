@@ -118,7 +118,7 @@ def test_a_leader_that_reaches_the_store_again_in_time_goes_on_leading() -> None
 
 
 def test_a_leader_paused_past_its_lease_does_not_act_when_it_continues() -> None:
-    """Its tasks stand still while time passes, as under SIGSTOP: nothing tells it before its next action."""
+    """The leader's tasks stand still while time passes, as under SIGSTOP: nothing tells it before its next action."""
 
     async def program(store: MemoryStore) -> None:
         one, two = Process(store, "one", timeout_s=1e6), Process(store, "two")

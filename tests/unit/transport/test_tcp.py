@@ -1,4 +1,4 @@
-"""Both ends of TCP when closing is interrupted or the peer is gone."""
+"""TCP at both ends when closing is interrupted or the peer is gone."""
 
 import asyncio
 import contextlib

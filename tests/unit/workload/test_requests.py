@@ -115,7 +115,11 @@ def test_videos_and_sounds_leave_the_other_draws_as_they_are() -> None:
     """So that workloads with and without them can be compared."""
     plain = Mix(Distribution.parse("0,1,2"), Distribution.parse("3,4"), Distribution.parse("5,6"), Size(8, 8))
     richer = replace(plain, videos=Distribution.parse("1"), sounds=Distribution.parse("2"), sound_s=1.5)
-    one, other = plain.request(0.0, rng()), richer.request(0.0, rng())
-    assert (one.images, one.text_tokens, one.output_tokens) == (other.images, other.text_tokens, other.output_tokens)
-    assert other.videos == (richer.clip,)
-    assert other.sounds_s == (1.5, 1.5)
+    of_plain, of_richer = plain.request(0.0, rng()), richer.request(0.0, rng())
+    assert (of_plain.images, of_plain.text_tokens, of_plain.output_tokens) == (
+        of_richer.images,
+        of_richer.text_tokens,
+        of_richer.output_tokens,
+    )
+    assert of_richer.videos == (richer.clip,)
+    assert of_richer.sounds_s == (1.5, 1.5)

@@ -45,7 +45,7 @@ class Simulation:
     timeout_s: float
     warm_up_s: float
     settings: Mapping[str, str]
-    """What was asked for, for the report."""
+    """Settings that were asked for, for the report."""
     fidelity: Fidelity = "services"
 
     @property
@@ -67,7 +67,7 @@ class Simulation:
         return GoodputSearch(self.bracket, self.all_seeds, self.objectives, self.attainment, self.warm_up_s)
 
     def first_cases(self, search: GoodputSearch | None, *, keeps_spans: bool = False) -> list[Case]:
-        """What runs without knowing of other runs. Raises WorkloadError if a run would be impossible or without a result."""
+        """Cases that run without knowing of other runs. Raises WorkloadError if a run would be impossible or without a result."""
         if self.bracket is not None and self.workload.asked_rates:
             raise WorkloadError("--goodput looks for the rate: leave out --rate and --sweep")
         rates = self.workload.rates if search is None else (search.first_rate,)
@@ -77,7 +77,7 @@ class Simulation:
         return cases
 
     def next_case(self, search: GoodputSearch | None, ran: Ran) -> Case | None:
-        """What a search tries next after a run. Raises WorkloadError."""
+        """The case that a search tries next after a run. Raises WorkloadError."""
         if search is None:
             return None
         rate = search.ran(ran.case.seed, ran.outcome.rate, self.report(ran.outcome).attainment or 0.0)
@@ -206,7 +206,7 @@ def _chosen(outcomes: Sequence[Outcome], search: GoodputSearch | None) -> Sequen
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What the devices of a run cost, in dollars."""
+    """Cost of the devices of a run, in dollars."""
 
     per_hour: float
     per_thousand_requests: float

@@ -21,7 +21,7 @@ _PAIRED = f"difference of the means, {CONFIDENCE:.0%} interval by Student's t ov
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two simulations, with the name of its file."""
+    """A simulation of the two, with the name of its file."""
 
     name: str
     simulation: Simulation

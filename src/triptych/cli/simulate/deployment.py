@@ -71,7 +71,7 @@ _NOT_SIMULATED = (
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """What the options say of devices. ``device`` and ``degree`` are of all roles, or ``ROLE=VALUE,...``."""
+    """Devices, as the options say. ``device`` and ``degree`` are of all roles, or ``ROLE=VALUE,...``."""
 
     device: str
     degree: str
@@ -166,7 +166,7 @@ class _Making:
         self._dtype = self._usual_dtype() if hardware.dtype is None else DTYPES[hardware.dtype]
 
     def _usual_dtype(self) -> DType:
-        """That of measured profiles, else the model's on GPUs."""
+        """The dtype of measured profiles, else the model's on GPUs."""
         if self._measured:
             return self._measured[0].identity.dtype
         first = self._device(next(iter(_by_role(self._hardware.device, "--device").values())))

@@ -12,7 +12,7 @@ from triptych.workload.search import PRECISION, Bracket, RateSearch
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """What the searches of all seeds found."""
+    """Goodput that the searches of all seeds found."""
 
     by_seed: Mapping[int, float]
     definition: str
@@ -23,7 +23,7 @@ class Goodput:
 
     @property
     def ends(self) -> tuple[float, float] | None:
-        """Those of the interval; no rate is below 0. None with one seed."""
+        """Ends of the interval; no rate is below 0. None with one seed."""
         ends = self.interval.ends
         return None if ends is None else (max(0.0, ends[0]), ends[1])
 

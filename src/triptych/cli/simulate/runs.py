@@ -36,7 +36,7 @@ class Case:
 
     simulation: "Simulation"
     rate: float | None
-    """What was asked for; None for a trace's own."""
+    """Rate that was asked for; None for a trace's own."""
     plan: Plan
     seed: int
     keeps_spans: bool = False
@@ -51,7 +51,7 @@ class Ran:
 
 
 Then = Callable[[Ran], Case | None]
-"""What is to run after a run that has ended."""
+"""The choice of what is to run after a run that has ended."""
 
 
 def run_all(cases: Sequence[Case], console: Console, then: Then = lambda _: None) -> tuple[list[Ran], bool]:
@@ -84,7 +84,7 @@ def run_all(cases: Sequence[Case], console: Console, then: Then = lambda _: None
 
 
 def _in_order(ran: Sequence[Ran]) -> list[Ran]:
-    """They end in any order."""
+    """Sort runs, which end in any order."""
     return sorted(ran, key=lambda run: (run.outcome.rate, run.case.seed))
 
 

@@ -1,4 +1,4 @@
-"""vLLM as the encoder engine: its vision encoders, with Triptych's preparation (ADR 30)."""
+"""vLLM as the encoder engine: its vision encoders, with Triptych's preparation (ADR 28)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -409,4 +409,4 @@ def _name(request_id: str, number: int) -> str:
 
 
 def _nothing() -> None:
-    """Nobody waits for it."""
+    """Do nothing, as nobody waits for it."""

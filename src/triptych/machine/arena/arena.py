@@ -242,7 +242,7 @@ class ArenaMachine:
             self.leased_bytes -= entry.nbytes
 
     def _pinned(self) -> list[_Entry]:
-        """Those whose memory cannot be reclaimed."""
+        """Entries whose memory cannot be reclaimed."""
         return [e for key, e in self._entries.items() if e.state is SlotState.WRITING or key in self._leases]
 
     def _forget(self, entry: _Entry) -> None:

@@ -51,7 +51,7 @@ class Commit:
     generation: int
     checksum: int
     named: Key | None = None
-    """Its key, where that was not known when the slot was reserved, under another. Without effect if that has a slot: then this
+    """The slot's key, where that was not known when the slot was reserved, under another. Without effect if that has a slot: then this
     one is freed."""
 
 

@@ -1,4 +1,4 @@
-"""What an instance tells routers of its arena: the embeddings that it holds or is encoding, and its segments of keys and values.
+"""Contents of an arena, as its instance tells routers: the embeddings that it holds or is encoding, and its segments of keys and values.
 
 Every change goes to a log of bounded length. Each watcher has a reader with a place in it. A reader that is new, or that
 the log has left behind, starts over with all that is published now.
@@ -33,11 +33,11 @@ class PublishedContents:
         return len(self._hints)
 
     def encoding(self, key: bytes, content: Content) -> None:
-        """It is being encoded; ``over`` follows."""
+        """Note that an embedding is being encoded; ``over`` follows."""
         self._set(key, hint_of(content), encoding=True)
 
     def held(self, key: bytes, content: Content) -> None:
-        """It is held and has been used."""
+        """Note that an embedding is held and has been used."""
         self._hold(key, hint_of(content))
 
     def segment(self, key: bytes) -> None:
@@ -45,7 +45,7 @@ class PublishedContents:
         self._hold(key, hint_of_segment(key))
 
     def encoding_ended(self, key: bytes, *, held: bool) -> None:
-        """Its encoding is over."""
+        """Note that its encoding is over."""
         hint = self._hints.get(key)
         if hint is None or not held:
             self.gone(key)
@@ -54,7 +54,7 @@ class PublishedContents:
             self._changed(hint)
 
     def gone(self, key: bytes) -> None:
-        """It is not held."""
+        """Note that it is not held."""
         hint = self._hints.pop(key, None)
         if hint is not None and self._encoding.pop(hint, None) is not None:
             self._changed(hint)
@@ -98,7 +98,7 @@ class PublishedContents:
         return [self._log[-place] for place in range(behind, max(0, behind - most), -1)]
 
     def states(self, hints: Iterable[bytes]) -> Iterator[tuple[bytes, bool | None]]:
-        """Each once, with whether it is being encoded; None if it is not published any more."""
+        """States, each once, with whether it is being encoded; None if it is not published any more."""
         return ((hint, self._encoding.get(hint)) for hint in dict.fromkeys(hints))
 
     def validate(self) -> None:

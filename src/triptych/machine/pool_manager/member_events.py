@@ -94,7 +94,7 @@ class SwitchOutcome(StrEnum):
     OBEYED = "obeyed"
     """The member serves the stages of the order."""
     OVERTAKEN = "overtaken"
-    """This manager, or another one, has ordered something else before that."""
+    """A manager, this or another one, has ordered something else before that."""
     GIVEN_UP = "given_up"
     """The member could not load what it needs, and serves what it served."""
     LOST = "lost"

@@ -46,7 +46,7 @@ class SwitchOrder:
         return next((closed.fault for closed in load.closed if closed.fault and closed.stage in self.role.stages), "")
 
     def check_served(self, load: InstanceLoad, now_s: float) -> list[SwitchServed]:
-        """It is obeyed: see whether the stages that it opened serve what comes."""
+        """See whether, once it is obeyed, the stages that it opened serve what comes."""
         if self.served_s is not None or not self.opened:
             return []
         loads = [load.at(stage) for stage in self.opened]

@@ -224,7 +224,7 @@ class AttainmentRecorder:
         return request.gaps
 
     def expected(self, number: int) -> Expected:
-        """What is expected of a prepared request, by which it is judged and ordered; nothing of an unknown one."""
+        """Expectations of a prepared request, by which it is judged and ordered; nothing of an unknown one."""
         request = self._running.get(number)
         return NOTHING_EXPECTED if request is None else Expected(request.ttft_limit_s, request.isolated)
 
@@ -235,7 +235,7 @@ class AttainmentRecorder:
         self.roll(now_s)
 
     def answering(self, number: int, timeline: Timeline, now_s: float) -> None:
-        """Its first token has arrived."""
+        """Note that its first token has arrived."""
         if (request := self._running.get(number)) is not None:
             self._answering(request, timeline)
         self.roll(now_s)

@@ -46,7 +46,7 @@ class Attempt:
 
     kind: AttemptKind
     grant: Grant
-    """Its place."""
+    """The place of the attempt."""
     started_s: float
     leases: AttemptLeases | None = None
     """On what it leaves there: an embedding, or the segments that it transfers. None once they are released."""
@@ -80,7 +80,7 @@ class TextAttempt(Attempt):
     tokens: int = 0
     """Tokens of the prompt, in an early prefill."""
     ready: Ready | None = None
-    """Its report that the embeddings have arrived ..."""
+    """The instance's report that the embeddings have arrived ..."""
     ready_s: float = 0.0
     """... and when that came."""
     first_token_s: float | None = None

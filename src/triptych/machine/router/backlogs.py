@@ -1,4 +1,4 @@
-"""What each instance has to do in predicted seconds: by its profile, else by what its pool's work has taken so far.
+"""Backlogs: what each instance has to do in predicted seconds: by its profile, else by what its pool's work has taken so far.
 
 What it has to do is known from its load reports and this router's own credits. Predictions change as the router learns, but
 only at ``refresh``, so that what policies see of an instance can be kept until then.
@@ -28,7 +28,7 @@ _MEAN_WEIGHT = 0.02
 
 @dataclass(slots=True)
 class _Known:
-    """What does not change about an instance. Speeds are by the profiles of what it runs; None where there are none."""
+    """Facts that do not change about an instance. Speeds are by the profiles of what it runs; None where there are none."""
 
     info: InstanceInfo
     serves: frozenset[Stage]
@@ -82,7 +82,7 @@ class Backlogs:
         self._observed += 1
 
     def observed(self) -> None:
-        """One of the times has a further value."""
+        """Note that a time has a further value."""
         self._observed += 1
 
     def refresh(self) -> bool:
@@ -151,7 +151,7 @@ class Backlogs:
 
 
 class _Speeds:
-    """One for all instances that run the same on the same hardware within the same limits."""
+    """Speeds, one for all instances that run the same on the same hardware within the same limits."""
 
     def __init__(self, costs: CostsOf, infos: Collection[InstanceInfo]) -> None:
         self._costs = costs

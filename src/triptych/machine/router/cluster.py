@@ -412,7 +412,7 @@ class ClusterMachine:
             self._credits.prompt_computed(credit)
 
     def _text_reported(self, event: TextReported) -> None:
-        """It computes the prompt now, or a choice is over."""
+        """Note that an instance computes the prompt now, or that a choice is over."""
         if isinstance(event.what, Ready):
             self._texts.lenders.started(event.credit)
         elif (credit := self._credits.by_number.get(event.credit)) is not None:

@@ -1,4 +1,4 @@
-"""What a router holds at instances: the credits that it has granted there, and leases that no credit covers."""
+"""Ledger of what a router holds at instances: the credits that it has granted there, and leases that no credit covers."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from triptych.policy.placement.items import Why
 
 @dataclass(slots=True)
 class Credit:
-    """What a router counts as given to an instance. Part of ``CreditLedger``."""
+    """Work that a router counts as given to an instance. Part of ``CreditLedger``."""
 
     request: int
     name: str
@@ -42,7 +42,7 @@ class Credit:
     """The number of the instance's last report when the credit was granted."""
     working: bool = True
     continues: bool = False
-    """Some of the request's answer has been sent."""
+    """Whether some of the request's answer has been sent."""
     early: bool = False
     """For a request whose items are not all encoded: when its answer begins says nothing of the instance."""
     granted_s: float = 0.0
@@ -62,9 +62,9 @@ class CreditLedger:
     def __init__(self, instances: Instances) -> None:
         self._instances = instances
         self.by_number: dict[int, Credit] = {}
-        """Those that have not been returned, for reading."""
+        """Credits that have not been returned, for reading."""
         self.suspects: dict[int, Credit] = {}
-        """Those by number of requests that may end their instances, while these work on them and until they have computed something
+        """Credits, by number, of requests that may end their instances, while these work on them and until they have computed something
         of them; for reading."""
         self.leases: dict[str, set[LeaseId]] = {}
         """Leases without a credit, by instance, for reading."""
@@ -97,12 +97,12 @@ class CreditLedger:
         return Grant(self._last, item, credit.name, instance.info.instance_id, credit.why, hedge_after_s)
 
     def prompt_computed(self, credit: Credit) -> None:
-        """What is expected of the answer remains, to its end."""
+        """Note that the prompt is computed: what is expected of the answer remains, to its end."""
         self._instances.by_name[credit.name].work_done(credit.stage, credit.tokens, credit.report)
         credit.tokens = 0
 
     def work_ended(self, number: int) -> None:
-        """Its call is over. Without effect if that is known, or it is returned."""
+        """Note that the credit's call is over. Without effect if that is known, or it is returned."""
         credit = self.by_number.get(number)
         if credit is None or not credit.working:
             return
@@ -117,13 +117,13 @@ class CreditLedger:
             instance.probe_ended(credit.stage, number)
 
     def suspect(self, request: int) -> None:
-        """It may end the instances that work on it."""
+        """Note that a request may end the instances that work on it."""
         for number, credit in self.by_number.items():
             if credit.request == request and credit.working:
                 self.suspects[number] = credit
 
     def is_cleared(self, number: int) -> None:
-        """Its instance has computed something of it."""
+        """Note that the instance has computed something of it."""
         self.suspects.pop(number, None)
 
     def give_back(self, number: int) -> Credit | None:

@@ -1,4 +1,4 @@
-"""Which encoders hold which embeddings, or are encoding them, and which instances hold which segments of keys and values, as a router
+"""The directory of which encoders hold which embeddings, or are encoding them, and which instances hold which segments of keys and values, as a router
 knows it.
 
 Two sources: what encoders publish in their load reports (``domain.embedding_hints``), and what the router has sent them
@@ -116,7 +116,7 @@ class EmbeddingDirectory:
             self._calls[content] = calls[:at] + calls[at + 1 :]
 
     def remember(self, content: Content, name: str) -> None:
-        """It holds this embedding."""
+        """Note that an instance holds this embedding."""
         self._put(hint_of(content), _holding(name, False, name in self._sequences))
         if self._size > self._limit:
             self._evict()
@@ -126,11 +126,11 @@ class EmbeddingDirectory:
         self.followed["joined" if encoding else "hit" if cached else "stale"] += 1
 
     def gone(self, content: Content, name: str) -> None:
-        """It does not hold it."""
+        """Note that an instance does not hold it."""
         self._drop(hint_of(content), name)
 
     def forget(self, name: str) -> None:
-        """It holds nothing that is known of."""
+        """Forget all that an instance held."""
         self._sequences.pop(name, None)
         for hint in self._of.pop(name, ()):
             self._keep(hint, tuple([holding for holding in self._held[hint] if holding.name != name]))
@@ -149,7 +149,7 @@ class EmbeddingDirectory:
             self._keys.popitem(last=False)
 
     def key_gone(self, key: bytes, slot: KnownSlot) -> None:
-        """It is not there: nobody is sent there for it, nor for its content."""
+        """Note that it is not there: nobody is sent there for it, nor for its content."""
         if self._keys.get(key) == slot:
             del self._keys[key]
             self.gone(slot.content, slot.name)

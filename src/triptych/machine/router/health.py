@@ -62,7 +62,7 @@ class Health:
         return length_s
 
     def worked(self, *reasons: BackoffReason) -> bool:
-        """What would fail under any of these has succeeded. Returns whether the instance has become well."""
+        """Note that something has succeeded which would fail under any of these. Returns whether the instance has become well."""
         if self._failures:
             for reason in reasons:
                 self._failures.pop(reason, None)

@@ -45,7 +45,7 @@ class StageCredits:
     known_pending: int = 0
     known_bytes: int = 0
     full_until_s: float = -inf
-    """It refused for lack of memory, although its credits said otherwise."""
+    """End of the time after it refused for lack of memory, although its credits said otherwise."""
     health: Health = field(default_factory=Health)
 
     # Only the report includes other routers' load; only the router's own counts include calls still on their way.
@@ -95,7 +95,7 @@ class Instance:
     changed_in: tuple[set[str], ...] = ()
     """Where it notes its name when it changes: what its pools keep of it no longer holds."""
     noted: bool = False
-    """It has done so since it was put into a pool last."""
+    """Whether it has done so since it was put into a pool last."""
 
     @property
     def name(self) -> str:
@@ -103,7 +103,7 @@ class Instance:
 
     @property
     def role(self) -> Role | None:
-        """What it serves now; None until it has been seen."""
+        """The role in which it serves now; None until it has been seen."""
         return Role.of(self.served) if self.served else None
 
     @property
@@ -115,7 +115,7 @@ class Instance:
 
     @property
     def process(self) -> tuple[str, int] | None:
-        """Which process it is, if it could be used there."""
+        """Id and epoch of the process, if it could be used there."""
         if self.info is None or not self.reachable or self.leaving or not self.member.agrees_with(self.info):
             return None
         return self.info.instance_id, self.info.epoch
@@ -128,7 +128,7 @@ class Instance:
         return self.info is not None and self.served.issuperset(stages)
 
     def state_under(self, model: ModelInfo | None) -> InstanceState:
-        """Its state if ``model`` is the served one."""
+        """State of the instance if ``model`` is the served one."""
         info = self.info
         if info is None:
             return InstanceState.NOT_SEEN
@@ -214,7 +214,7 @@ class Instance:
         self._changed()
 
     def work_done(self, stage: Stage, tokens: int, report: int) -> None:
-        """Some of a credit's work is done. ``report`` is the number of reports when it was granted."""
+        """Note that some of a credit's work is done. ``report`` is the number of reports when it was granted."""
         stage_credits = self.stages[stage]
         stage_credits.own_tokens -= tokens
         if self._is_known(stage, report):
@@ -278,12 +278,12 @@ class Instance:
         return length_s
 
     def worked(self, stage: Stage, *reasons: BackoffReason) -> None:
-        """What would fail under any of these has succeeded."""
+        """Note that something has succeeded which would fail under any of these."""
         if self.stages[stage].health.worked(*reasons):
             self._changed()
 
     def work(self, stages: Stages) -> tuple[int, int, int]:
-        """What it has to do at these stages, given by this router and, as reported, by others: tokens, items or requests, arena bytes."""
+        """Work that it has to do at these stages, given by this router and, as reported, by others: tokens, items or requests, arena bytes."""
         own_tokens = own_pending = own_nbytes = tokens = pending = nbytes = 0
         for stage in stages:
             known = self.stages[stage]
@@ -371,7 +371,7 @@ class Instance:
 
     @property
     def text_load(self) -> TextLoad:
-        """What it has to do as a text instance."""
+        """Work that it has to do as a text instance."""
         return TextLoad(self.pending_tokens(Stage.PREFILL), self.pending_tokens(Stage.DECODE), self.kv_room)
 
     def _standing(self, stages: Stages, now_s: float) -> "_Standing":
@@ -389,10 +389,10 @@ class Instance:
 
 
 class _Standing(NamedTuple):
-    """What keeps work from an instance, and until when that holds if nothing happens to it."""
+    """Obstacles that keep work from an instance, and until when that holds if nothing happens to it."""
 
     full: bool = False
-    """Its arena."""
+    """Whether the arena is full."""
     backoff: bool = False
     """Or a probe runs."""
     probation: bool = False

@@ -42,7 +42,7 @@ class Instances:
     """The model that they serve; None until one has been seen."""
     pools: dict[Stages, KeptPool] = field(init=False)
     directory: EmbeddingDirectory = field(init=False)
-    """Which instances are believed to hold embeddings."""
+    """Beliefs about which instances hold embeddings."""
     ready_encoders: frozenset[str] = frozenset()
     encoder_lost_s: float = float("-inf")
     """When an encoder was lost last."""
@@ -84,7 +84,7 @@ class Instances:
         return is_new
 
     def leave(self, instance: Instance) -> None:
-        """It gets no new work."""
+        """Give an instance no new work."""
         instance.leaving = True
         self.directory.forget(instance.name)
         self.adopt_model()
@@ -165,7 +165,7 @@ class Instances:
                 self.parts |= {part.identity.part: part.identity for part in instance.info.parts}
 
     def _review_texts(self, instances: Sequence[Instance]) -> None:
-        """Who prefills, who decodes. One that only prefills is used while another one goes on with its answers."""
+        """Find who prefills and who decodes. An instance that only prefills is used while another one goes on with its answers."""
         prefill = [instance for instance in instances if instance.serves((Stage.PREFILL,))]
         decode = [instance for instance in instances if instance.serves((Stage.DECODE,))]
         usable = [instance.info for instance in decode if instance.usable and instance.info is not None]
@@ -182,7 +182,7 @@ class Instances:
         self.kv_block_tokens = max([info.kv_block_tokens for info in usable], default=0)
 
     def lend(self, states: Mapping[str, LenderState]) -> None:
-        """These text instances encode first; the states are those of now, as long as they are the same mapping."""
+        """Set which text instances encode first; the states are those of now, as long as they are the same mapping."""
         for stages in (TEXT, ANSWERS):
             self.pools[stages].pool.lenders = states
 

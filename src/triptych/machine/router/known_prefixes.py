@@ -1,4 +1,4 @@
-"""Which segments of a prompt's prefix an instance may pull from others, by what instances tell routers that they hold."""
+"""Known prefixes: which segments of a prompt's prefix an instance may pull from others, by what instances tell routers that they hold."""
 
 from collections.abc import Hashable, Sequence
 
@@ -83,7 +83,7 @@ class KnownPrefixes:
         return tuple(found)
 
     def _holders(self, key: bytes) -> dict[str, str]:
-        """Their ids, by address. One that drains still lets others read."""
+        """Ids of the holders, by address. One that drains still lets others read."""
         ids: dict[str, str] = {}
         for holder in self._instances.directory.segment_holders(key):
             instance = self._instances.by_name.get(holder.name)
@@ -107,7 +107,7 @@ class KnownPrefixes:
         return PrefixGain(end - first, compute_s or None, pull_s)
 
     def _pull_s(self, info: InstanceInfo, segments: tuple[KnownSegment, ...]) -> float | None:
-        """One after the other, though some are pulled at once."""
+        """Seconds to pull segments one after the other, though some are pulled at once."""
         if self._pulls is None:
             encoder = self._instances.parts.get(ModelPart.ENCODER)
             self._pulls = Pulls(None if encoder is None else self._costs_for(encoder))

@@ -32,7 +32,7 @@ class AttemptLeases:
     readers: tuple[LeaseId, ...]
     """The newest ones that were requested for a reader, in the order of the tickets."""
     lease_ids: tuple[LeaseId, ...]
-    """All that may be held, answered or not; the router's own first."""
+    """Leases that may be held, answered or not; the router's own first."""
     requested_s: float
     """When the newest leases were requested, so that their end is never overestimated ..."""
     lease_s: float

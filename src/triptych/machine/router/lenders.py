@@ -82,12 +82,12 @@ class Lenders:
         self._taken_back[why] += 1
 
     def started(self, credit: int) -> None:
-        """Its text instance has begun to compute it."""
+        """Note that its text instance has begun to compute it."""
         if (placed := self._placed.get(credit)) is not None:
             placed.started = True
 
     def gone(self, credit: int) -> None:
-        """It waits there no more: its answer has begun, its call has ended, or it is about to."""
+        """Note that it waits there no more: its answer has begun, its call has ended, or it is about to."""
         self._placed.pop(credit, None)
 
     def update(self, now_s: float, waiting: int) -> None:

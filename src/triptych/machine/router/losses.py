@@ -13,7 +13,7 @@ class Loss:
     """An instance was lost while it worked on a request. It has ended, unless it turns out that it answers."""
 
     name: str
-    """Its address."""
+    """Address of the instance."""
     epoch: int
     """A restarted instance has another one."""
 
@@ -30,7 +30,7 @@ class Losses:
     def __init__(self) -> None:
         self._lost: frozenset[Loss] = frozenset()
         self._ended: frozenset[Loss] = frozenset()
-        """Those of them whose engines said that they have failed."""
+        """Losses of instances whose engines said that they have failed."""
 
     def __bool__(self) -> bool:
         """Whether the request is suspected of ending instances."""

@@ -1,4 +1,4 @@
-"""What failures and slow encodes lead to: a backoff of the instance, as far as its pool can do without it."""
+"""Consequences of failures and slow encodes: a backoff of the instance, as far as its pool can do without it."""
 
 from dataclasses import dataclass, field
 
@@ -32,7 +32,7 @@ class PoolHealth:
         return self._back_off(instance, stage, reason, now_s) if instance.failed(stage, reason, most, now_s) else []
 
     def worked(self, credit: Credit) -> None:
-        """Its call has succeeded, or begun to."""
+        """Note that its call has succeeded, or begun to."""
         self.instances.by_name[credit.name].worked(credit.stage, *_CALL_REASONS)
 
     def read(self, credit: Credit) -> None:
@@ -64,7 +64,7 @@ class PoolHealth:
         return []
 
     def overtaken(self, number: int, credit: Credit, now_s: float) -> list[ClusterEffect]:
-        """Its call was cancelled since another encoder was faster, though it began later: that counts as a failure."""
+        """Note that its call was cancelled, as another encoder was faster, though it began later: that counts as a failure."""
         encoder = self.instances.by_name[credit.name]
         health = encoder.stages[Stage.ENCODE].health
         if not credit.working or not credit.tokens:

@@ -1,4 +1,4 @@
-"""Which refused requests may come back when: a schedule of promised capacity, so that ``Retry-After`` is kept.
+"""Promises of which refused requests may come back when: a schedule of promised capacity, so that ``Retry-After`` is kept.
 
 A tenant's refused requests are promised places one after the other, as far apart as its share of the slowest stage takes for
 them. A request that comes back is known by its content and its tenant. What is promised is no place in a queue: other requests
@@ -25,7 +25,7 @@ _MAX_TENANTS = 1024
 @dataclass(slots=True)
 class _Content:
     place_s: float
-    """Its place; -inf once that is taken."""
+    """The promised place; -inf once that is taken."""
     told_s: float
     """When the last that was refused with it was told to come, at ``place_s`` or later."""
 

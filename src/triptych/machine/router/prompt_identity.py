@@ -1,4 +1,4 @@
-"""What the keys and values of a prompt depend on, as a router knows it: the names of its segments wherever they are."""
+"""Identity of a prompt's keys and values: what they depend on, as a router knows it: the names of its segments wherever they are."""
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
@@ -27,7 +27,7 @@ class IdentifiedItem:
     start: int
     tokens: int
     key: bytes
-    """Its full identity, as in its ticket."""
+    """The full identity, as in its ticket."""
 
 
 class PromptIdentity:

@@ -95,7 +95,7 @@ class RelativeTimes:
         return is_outlier(relative, self._known(others), factor)
 
     def forget(self, name: str) -> None:
-        """What the instance did says nothing about it any more."""
+        """Forget what the instance did: it says nothing about it any more."""
         self._slowness.pop(name, None)
 
     def _known(self, names: Iterable[str]) -> list[float]:

@@ -41,7 +41,7 @@ class Prepared:
     answer_tokens: int
     expected: Expected = NOTHING_EXPECTED
     prompt: PromptTokens | None = None
-    """Its prompt, if the beginning of it is to be looked for at other instances."""
+    """The prompt, if the beginning of it is to be looked for at other instances."""
 
 
 @record
@@ -107,7 +107,7 @@ class Encode:
     router_lease: LeaseId
     lease_s: float
     queue_position: QueuePosition
-    """Its position in the encoder's queue."""
+    """Position in the encoder's queue."""
     reason: str
 
 
@@ -116,13 +116,13 @@ class AttemptKind(Enum):
 
     ENCODE = "encode"
     EARLY_PREFILL = "early prefill"
-    """It computes the prompt up to an item that is still being encoded (docs/adr/0043)."""
+    """An attempt that computes the prompt up to an item that is still being encoded (docs/adr/0043)."""
     PREFILL = "prefill"
-    """It stops after the first token of each choice, and transfers."""
+    """An attempt that stops after the first token of each choice, and transfers."""
     DECODE = "decode"
-    """It goes on with the answer that has been sent so far."""
+    """An attempt that goes on with the answer that has been sent so far."""
     WHOLE = "whole"
-    """It computes the prompt and the answer."""
+    """An attempt that computes the prompt and the answer."""
 
 
 @record
@@ -134,7 +134,7 @@ class Generate:
     kind: AttemptKind
     placements: tuple[Placement, ...]
     queue_position: QueuePosition
-    """Its position in the queues there."""
+    """Position in the queues there."""
     tokens: int | None = None
     """Tokens of the prompt, for an early prefill; None for all."""
     kv_segments: tuple[KvPlacement, ...] = ()

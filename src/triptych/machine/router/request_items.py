@@ -29,7 +29,7 @@ class RequestItem:
     """An item, or shard, and the attempts at it. Part of ``machine.router.request.RequestMachine``, which alone changes it."""
 
     index: int
-    """Its index, counting shards."""
+    """Index of the item, counting shards."""
     plan: ItemPlan
     attempts: list[Attempt] = field(default_factory=list)
     held: Attempt | None = None

@@ -1,4 +1,4 @@
-"""What a request asks the cluster for, and its position in the queues of all services."""
+"""Wants of a request: what it asks the cluster for, and its position in the queues of all services."""
 
 from collections.abc import Callable, Iterable
 from math import inf
@@ -43,9 +43,9 @@ class RequestWants:
         self._prompt: PromptTokens | None = None
         """The prompt, if the beginning of it is to be looked for at other instances."""
         self.begun = False
-        """Some of its answer has been sent: it is never too late to begin."""
+        """Whether some of its answer has been sent: it is never too late to begin."""
         self.encode_queue_position = self.text_queue_position = FIRST_COME
-        """Its position in the queues of encoders and of text instances, as of the last time that it wanted places there."""
+        """Positions in the queues of encoders and of text instances, as of the last time that it wanted places there."""
 
     def prepared(self, event: Prepared) -> None:
         """Take over what is known of the prepared request."""

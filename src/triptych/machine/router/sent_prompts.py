@@ -1,4 +1,4 @@
-"""What instances have in their prefix caches, as far as a router can tell: the prompts that it has sent them last."""
+"""Contents of instances' prefix caches, as far as a router can tell: the prompts that it has sent them last."""
 
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
@@ -24,7 +24,7 @@ class SentPrompts:
         return next((at for at, key in enumerate(keys) if key not in sent), len(keys))
 
     def sent(self, name: str, keys: Sequence[bytes], segment_tokens: int, kv_tokens: int) -> None:
-        """It gets a prompt with these. ``kv_tokens`` is its KV memory; 0 if unknown."""
+        """Note that an instance gets a prompt with these. ``kv_tokens`` is its KV memory; 0 if unknown."""
         known = self._keys.setdefault(name, OrderedDict())
         for key in reversed(keys):  # a cache evicts the end of a prompt before its beginning
             known[key] = None

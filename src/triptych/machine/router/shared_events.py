@@ -78,7 +78,7 @@ class TextWanted:
     """Most tokens of the answer, for each choice."""
     with_items: bool = False
     continues: bool = False
-    """Some of its answer has been sent: the instance must be able to go on with it."""
+    """Whether some of its answer has been sent: the instance must be able to go on with it."""
     early: bool = False
     """For beginnings of its prompt, while items are missing: it is answered only if it is granted, by an instance that has no
     other prompt to compute."""
@@ -115,7 +115,7 @@ class Grant:
     hedge_after_s: float = inf
     """When to want a hedge for the item, if it is not encoded by then."""
     hedges: bool = False
-    """It is an answer to HedgeWanted: the call that takes long goes on."""
+    """Whether it is an answer to HedgeWanted: the call that takes long goes on."""
     transfers_kv: bool = False
     """The text instance computes the prompt only: the answer goes on elsewhere."""
     prefix: tuple[KnownSegment, ...] = ()
@@ -137,7 +137,7 @@ class PlaceRefused:
     request: int
     error: TriptychError
     final: bool = False
-    """It must not ask again, as waiting will not help."""
+    """Whether the request must not ask again, as waiting will not help."""
 
 
 @record
@@ -146,7 +146,7 @@ class TextPoolLost:
 
     error: TriptychError
     begun: bool = True
-    """Those whose answers have begun too: no instance is left that could go on with them."""
+    """Whether those whose answers have begun fail too: no instance is left that could go on with them."""
 
 
 @record
@@ -243,7 +243,7 @@ class LeasesTaken:
 
 @record
 class LeasesReturned:
-    """These leases are released, or left to expire, or another one releases them."""
+    """Leases are released, or left to expire, or another one releases them."""
 
     name: str
     lease_ids: tuple[LeaseId, ...]

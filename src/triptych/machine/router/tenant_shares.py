@@ -1,4 +1,4 @@
-"""What each tenant has had and waits for at one stage of a router: the state of ``policy.fairness``.
+"""Accounts of what each tenant has had and waits for at one stage of a router: the state of ``policy.fairness``.
 
 A tenant's account is the work that it was served over its weight. A tenant that begins to wait begins with the least account of
 those that wait, if its own is less. Once nobody waits, all accounts are forgotten; before, the least of those that do not wait, if they are many. Costs: O(log n) of the tenants, per request.
@@ -25,7 +25,7 @@ class _Account:
     served: float = -inf
     """Work over weight, in which what is not finished counts as was expected."""
     work: dict[int, int] = field(default_factory=dict)
-    """That waits, by priority."""
+    """Work that waits, by priority."""
     all_work: int = 0
     waiting: int = 0
 
@@ -116,7 +116,7 @@ class TenantShares:
             self._weight, self._planned_s = 0.0, inf
 
     def correct(self, place: Place, work: int) -> None:
-        """What a served request took in the end is known."""
+        """Correct an account once it is known what a served request took."""
         if (account := self._accounts.get(place.tenant)) is not None:
             self._charge(place.tenant, account, work - place.work)
 

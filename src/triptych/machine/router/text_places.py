@@ -263,7 +263,7 @@ class TextPlaces:
         return event.suspect and is_kept_apart(self._instances.texts(now_s), self._want(event))
 
     def _with_suspects(self, event: TextWanted) -> frozenset[str]:
-        """Those that may end with another request: a few that have had a token each share one."""
+        """Instances that may end with another request: a few that have had a token each share one."""
         suspects = [credit for credit in self._credits.suspects.values() if credit.request != event.request]
         apart = {credit.name for credit in suspects if not (event.continues and credit.continues)}
         shared = Counter([credit.name for credit in suspects if credit.name not in apart])

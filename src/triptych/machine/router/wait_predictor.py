@@ -40,7 +40,7 @@ OTHER_TENANTS = "(others)"
 
 
 class _Queue:
-    """What waits at one stage."""
+    """The queue of one stage."""
 
     def __init__(self, fairness: Fairness) -> None:
         self.waiting = 0
@@ -52,7 +52,7 @@ class _Queue:
         self._served: deque[tuple[float, int]] = deque()
         """When the last requests were served, of this queue or since it ended, and their work."""
         self._served_work = 0
-        """All of it."""
+        """All the work that was served."""
         self._known: tuple[float, float, float] | None = None
         """When the rate was measured last, the work per second, and the requests."""
 
@@ -198,7 +198,7 @@ class WaitPredictor:
             self._enter(request, Stage.PREFILL, now_s)
 
     def answering(self, number: int, now_s: float) -> None:
-        """Its first token has arrived."""
+        """Note that its first token has arrived."""
         if (request := self._running.get(number)) is not None:
             self._leave(request, now_s, served=True)
 

@@ -28,7 +28,7 @@ class WaitingRequests(Generic[Wanted]):
         self._lost_s = inf
         """When the first of them will be lost (``QueuePosition.at``), or before."""
         self._unplaceable: set[int] = set()
-        """Those that the encoders could not take even without load, since these have changed."""
+        """Requests that the encoders could not take even without load, since these have changed."""
 
     def add(self, wanted: Wanted, now_s: float) -> None:
         self._lost_s = min(self._lost_s, wanted.queue_position.lost_s)
@@ -62,7 +62,7 @@ class WaitingRequests(Generic[Wanted]):
         return request in self._unplaceable
 
     def encoders_changed(self) -> None:
-        """Each of them may be placed now."""
+        """Note that each request may be placed now."""
         self._unplaceable.clear()
 
     def validate(self) -> None:

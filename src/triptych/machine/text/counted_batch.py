@@ -91,7 +91,7 @@ class CountedSequence:
 
 @record
 class CountedStep(Generic[S]):
-    """What one pass computes."""
+    """Work of one pass."""
 
     decodes: int
     """Choices that get their next token."""
@@ -102,7 +102,7 @@ class CountedStep(Generic[S]):
     computing: tuple[S, ...]
     """The sequences of these prompts."""
     answered: tuple[S, ...]
-    """Those that have another token at its end."""
+    """Sequences that have another token at its end."""
 
     @property
     def tokens(self) -> int:
@@ -127,7 +127,7 @@ class CountedBatch(Generic[S]):
         self._waiting: dict[str, S] = {}
         self._running: dict[str, S] = {}
         self._decoding: list[S] | None = None
-        """Those that get a token with each step, in the order in which they started; None where that is to be found anew."""
+        """Sequences that get a token with each step, in the order in which they started; None where that is to be found anew."""
         self.pending_tokens = 0
         """Of all together, paused ones apart."""
         self._held_tokens = 0
@@ -143,7 +143,7 @@ class CountedBatch(Generic[S]):
 
     @property
     def waiting(self) -> Mapping[str, S]:
-        """Those that have not started, by request. For reading."""
+        """Sequences that have not started, by request. For reading."""
         return self._waiting
 
     @property
@@ -162,7 +162,7 @@ class CountedBatch(Generic[S]):
     # --- requests ----------------------------------------------------------------------------------------------------
 
     def add(self, sequence: S) -> None:
-        """It waits from now on. The caller makes sure that it fits on its own."""
+        """Let a sequence wait from now on. The caller makes sure that it fits on its own."""
         sequence.arriving = min(sequence.arriving, sequence.left - 1)
         self._waiting[sequence.request_id] = sequence
         self.pending_tokens += sequence.pending_tokens
@@ -187,13 +187,13 @@ class CountedBatch(Generic[S]):
             sequence.queue_position = queue_position
 
     def pause(self, request_id: str) -> None:
-        """It gets no more tokens. Unknown ones are ignored."""
+        """Give a request no more tokens. Unknown ones are ignored."""
         if (sequence := self.find(request_id)) is not None:
             self._set(sequence, paused=True)
 
     @property
     def awaiting(self) -> dict[str, S]:
-        """Those that have started, and whose keys and values come from elsewhere, by request."""
+        """Sequences that have started, and whose keys and values come from elsewhere, by request."""
         return {
             name: sequence
             for name, sequence in self._running.items()
@@ -274,7 +274,7 @@ class CountedBatch(Generic[S]):
 
     @property
     def decoding_sequences(self) -> tuple[S, ...]:
-        """Those that get a token with each step, in the order in which they started."""
+        """Sequences that get a token with each step, in the order in which they started."""
         return tuple(self._decodes())
 
     def _decodes(self) -> list[S]:

@@ -13,7 +13,7 @@ class DeviceTurns:
     patience_s: float
     """After this wait an item goes before prompts; or prompts before items, where these go first."""
     by_queue_position: bool = False
-    """Both stages go in the order in which they are due: nothing is decoded (role EP)."""
+    """Whether both stages go in the order in which they are due: nothing is decoded (role EP)."""
     encode_first: bool = False
     """Items go before prompts, whatever the role, and before the decodes of their iteration."""
     encode_share: float = 1.0
@@ -35,7 +35,7 @@ class DeviceTurns:
         item: QueuePosition | None,
         item_waits_since_s: float | None,
     ) -> Iteration:
-        """What the next iteration does besides decodes. Call it once per iteration.
+        """Choose what the next iteration does besides decodes. Call it once per iteration.
 
         ``prompt`` and ``item`` are the first that could be computed, and ``can_step`` tells whether there are prompts or answers at all;
         None if there are none. ``item`` is asked for with ``by_queue_position`` only.

@@ -78,7 +78,7 @@ class PrefixHashes:
 
 
 def _parts(item: KeyedItem) -> Iterable[tuple[int, bytes]]:
-    """Its positions, and what is hashed of it at each."""
+    """Positions of an item, and what is hashed of it at each."""
     identity = blake2b(item.key, digest_size=_DIGEST_BYTES).digest()
     for offset, position in enumerate(item.positions):
         yield position, identity + pack("<qq", position, offset)

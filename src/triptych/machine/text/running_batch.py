@@ -349,7 +349,7 @@ class RunningBatch(Generic[S]):
         return everyone
 
     def _prompts(self, units: dict[str, S], moves: list[Move]) -> Iterator[Prefill]:
-        """Those that have blocks and those that wait, by their queue positions. The latter start, one per iteration, while there are
+        """Prompts that have blocks and those that wait, by their queue positions. The latter start, one per iteration, while there are
         batch slots and blocks.
         """
         begun = [sequence for sequence in self._running if not (sequence.is_decoding or sequence.is_idle)]

@@ -29,13 +29,13 @@ class Sequence:
     computed: int = 0
     """Tokens whose keys and values are in the KV cache."""
     arriving: int = 0
-    """Its first tokens whose keys and values come from elsewhere, when it has blocks: until then it is not computed."""
+    """First tokens whose keys and values come from elsewhere, when it has blocks: until then it is not computed."""
     pauses: bool = False
     """Whether it pauses at its next token."""
     paused: bool = False
     """Whether it gets no more tokens. It keeps its blocks until it is removed or preempted."""
     copy: HostCopy | None = None
-    """Those that are in host memory, while it is preempted."""
+    """Positions that are in host memory, while it is preempted."""
     preemptions: int = 0
     was_looked_up: bool = False
     """Whether its prefix has been counted in the prefix cache's statistics."""

@@ -124,7 +124,7 @@ class _Failing:
     failed: set[int]
     """Indices of tickets."""
     pulls: dict[int, set[int]]
-    """Its running pulls, each with the indices of its tickets."""
+    """Running pulls, each with the indices of its tickets."""
     until_s: float
 
 
@@ -142,7 +142,7 @@ class TensorCache:
         self._failing: dict[str, _Failing] = {}
         self._entries: dict[Key, _Entry] = {}
         self._idle: dict[Key, _Entry] = {}
-        """Those that can be reclaimed, least recently used first: an entry comes to the end when the last request
+        """Entries that can be reclaimed, least recently used first: an entry comes to the end when the last request
         leaves it.
         """
         self._ready = 0

@@ -45,7 +45,7 @@ class Acquire:
     queue_position: QueuePosition
     """Orders admission and pulls."""
     transient: bool = False
-    """They are read at once, by what runs already: they are admitted first, and nothing is held for them after ``ReaderLeft``."""
+    """Whether they are read at once, by what runs already: they are admitted first, and nothing is held for them after ``ReaderLeft``."""
 
 
 @record

@@ -34,7 +34,7 @@ class UnbegunPositions:
         heappush(self._lost_at, (queue_position.lost_s, request_id))
 
     def discard(self, request_id: str) -> None:
-        """It has begun, or is gone."""
+        """Drop a request that has begun, or is gone."""
         self._positions.pop(request_id, None)
 
     def lost(self, now_s: float) -> list[tuple[str, QueuePosition]]:

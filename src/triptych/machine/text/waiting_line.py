@@ -36,7 +36,7 @@ class WaitingLine(Generic[S]):
         return frozenset(self._of)
 
     def of(self, request_id: str) -> tuple[S, ...]:
-        """Those of a request."""
+        """Sequences of a request that wait."""
         return tuple(self._of.get(request_id, ()))
 
     def add(self, sequence: S) -> None:
@@ -55,7 +55,7 @@ class WaitingLine(Generic[S]):
         self.pending_tokens -= self._counted.pop(sequence)
 
     def recount(self, sequence: S) -> None:
-        """Its pending tokens, or its followers, may have changed."""
+        """Count a sequence again: its pending tokens, or its followers, may have changed."""
         before, self._counted[sequence] = self._counted[sequence], sequence.pending_tokens
         self.pending_tokens += self._counted[sequence] - before
 

@@ -1,1 +1,1 @@
-"""Which instance gets an item or a request: filters, then scores, then one pick, over the columns of a pool."""
+"""Placement of items and requests on instances: filters, then scores, then one pick, over the columns of a pool."""

@@ -13,11 +13,11 @@ class Holding(NamedTuple):
     """An encoder that is believed to have an embedding, or to have it soon."""
 
     name: str
-    """Its address."""
+    """Address of the encoder."""
     encoding: bool = False
-    """It is encoding it now."""
+    """Whether it is encoding it now."""
     published: bool = False
-    """It says itself what it holds, so that the hint ends when the embedding does."""
+    """Whether it says itself what it holds, so that the hint ends when the embedding does."""
 
 
 Having = Callable[[Content], Sequence[Holding]]

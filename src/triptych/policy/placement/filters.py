@@ -1,4 +1,4 @@
-"""Which instances may get an item or a request. A filter keeps those places of a pool that pass it, in their order.
+"""Filters of the instances that may get an item or a request. A filter keeps those places of a pool that pass it, in their order.
 
 ``Filter`` puts one into a row, ``Filters``. All are first tried together, which mostly leaves some; only where none is left does
 their order matter, and preferences are given up.
@@ -50,7 +50,7 @@ class Filters(Generic[W_contra]):
         return places
 
     def after(self, filters: Sequence[Filter[W_contra]]) -> "Filters[W_contra]":
-        """This row behind other filters."""
+        """A row with other filters in front of these."""
         return Filters(*filters, *self._filters) if filters else self
 
 

@@ -131,7 +131,7 @@ def _best(pool: Pool, want: Placeable, places: Sequence[int], scores: Sequence[S
 
 
 def _better_half(pool: Pool, want: Placeable, places: Sequence[int], scores: Sequence[Score]) -> Sequence[int]:
-    """Those of these places that are better by the first score."""
+    """The places that are better by the first score."""
     values = scores[0](pool, want, places) if scores else ()
     half = better_half(values) if values else range(len(places))
     return half if isinstance(places, range) else [places[at] for at in half]
@@ -167,7 +167,7 @@ class PlacementPolicy:
     filters: tuple[Filter[Placeable], ...] = ()
     """Beside those that hold for every policy (``filters.ITEM_FILTERS``, ``PROMPT_FILTERS``, ``ANSWER_FILTERS``)."""
     predicts: bool = False
-    """It reads backlogs, which are kept only then. What holding an embedding is worth is then weighed in seconds, not in tokens."""
+    """Whether it reads backlogs, which are kept only then. What holding an embedding is worth is then weighed in seconds, not in tokens."""
 
 
 LEAST_LOADED = PlacementPolicy((load, distance), spread)

@@ -19,23 +19,23 @@ _CHANGING = ("pending_tokens", "pending", "available_bytes", "backoff", "backlog
 
 @record
 class TextTraits:
-    """What a text instance is able to do."""
+    """Abilities of a text instance."""
 
     prefill_only: bool = False
-    """It transfers whatever it prefills."""
+    """Whether it transfers whatever it prefills."""
     continues: bool = True
-    """It can go on with an answer that another one began."""
+    """Whether it can go on with an answer that another one began."""
     prefills_early: bool = False
-    """It keeps the prefix of a prompt until the rest comes."""
+    """Whether it keeps the prefix of a prompt until the rest comes."""
     transfers_kv: bool = False
-    """It can transfer an answer that it could go on with itself."""
+    """Whether it can transfer an answer that it could go on with itself."""
     kv_kind: str = ""
     """Of its keys and values; empty if nobody takes them."""
 
 
 @record
 class TextLoad:
-    """What a text instance has to do, by stage, and the KV memory that is left."""
+    """Work that a text instance has to do, by stage, and the KV memory that is left."""
 
     prefill_tokens: int = 0
     decode_tokens: int = 0
@@ -50,7 +50,7 @@ class Candidate(NamedTuple):
     """
 
     name: str
-    """Its address."""
+    """Address of the instance."""
     usable: bool
     """Reachable, neither draining nor leaving, and serving the model."""
     pending_tokens: int = 0
@@ -61,11 +61,11 @@ class Candidate(NamedTuple):
     max_items: int = 0
     """Limit on concurrent items; 0 for none."""
     backoff: bool = False
-    """It failed recently, or is tried again just now: avoided while there is another."""
+    """Whether it failed recently, or is tried again just now: avoided while there is another."""
     instance_id: str = ""
     """The id it reports, by which tickets name their holder."""
     probation: bool = False
-    """It is back from a backoff: it gets one item or request at a time."""
+    """Whether it is back from a backoff: it gets one item or request at a time."""
     backlog: Backlog | None = None
     """The same in predicted seconds; None if nothing predicts them, or no policy of the router needs them."""
     text: TextTraits = TextTraits()
@@ -101,7 +101,7 @@ class Pool:
     ) -> None:
         self.turn = turn
         self.held = held
-        """Which instances are believed to hold embeddings, or to be encoding them. These hints may be stale."""
+        """Instances that are believed to hold an embedding, or to be encoding it. These hints may be stale."""
         self.shared = shared
         """Other routers send much to them, of which this one learns late: if all chose the least loaded, they would choose the same."""
         self.text_load = text_load

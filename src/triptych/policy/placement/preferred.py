@@ -1,4 +1,4 @@
-"""Which of several instances a content prefers (rendezvous hashing: Thaler and Ravishankar, 1998).
+"""Preference: which of several instances a content prefers (rendezvous hashing: Thaler and Ravishankar, 1998).
 
 Routers that know nothing of each other agree on it. So the encoder joins what they send it at the same time, and finds what
 it encoded for another. Different contents spread evenly. An instance that joins takes only its own share of the contents
@@ -24,7 +24,7 @@ def hash_of(instance_id: str) -> int:
 
 
 def preferred(places: Sequence[int], hashes: Sequence[int], content: Content) -> int:
-    """That of these places of which the hash has the highest weight for this content."""
+    """The place of which the hash has the highest weight for this content."""
     weights = _weights(places, hashes, content)
     return places[weights.index(max(weights))]
 

@@ -29,9 +29,9 @@ class RequestPlace:
     """The text instance chosen for a request."""
 
     name: str
-    """Its address."""
+    """Address of the instance."""
     transfers_kv: bool = False
-    """It computes the prompt only: the answer goes on elsewhere."""
+    """Whether it computes the prompt only: the answer goes on elsewhere."""
 
 
 class RequestShortage(Enum):

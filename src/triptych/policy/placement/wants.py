@@ -1,4 +1,4 @@
-"""What is to be placed: an item at an encoder, or a request at a text instance."""
+"""Wants, which are to be placed: an item at an encoder, or a request at a text instance."""
 
 from collections.abc import Mapping
 from dataclasses import field
@@ -30,7 +30,7 @@ class Want:
     holders: ClassVar[Mapping[str, int]] = _NOTHING
 
     def work(self, hosts: Mapping[str, str]) -> Work:
-        """What it asks of an encoder."""
+        """Work that it asks of an encoder."""
         del hosts
         return Work(self.tokens, self.nbytes, self.media_nbytes, self.pixels)
 
@@ -53,7 +53,7 @@ class RequestWant:
     holders: Mapping[str, int] = field(default_factory=dict)
     """Bytes of its embeddings, or of its keys and values, by the ids of their holders."""
     continues: bool = False
-    """Some of its answer has been sent."""
+    """Whether some of its answer has been sent."""
     early: bool = False
     """For the prefix of its prompt, while items are missing."""
     first_in_line: bool = True
@@ -74,7 +74,7 @@ class RequestWant:
         return self.choices * self.answer_tokens
 
     def work(self, hosts: Mapping[str, str]) -> Work:
-        """What it asks of a text instance. ``hosts`` are those of instances by their ids, as far as they are known."""
+        """Work that it asks of a text instance. ``hosts`` are those of instances by their ids, as far as they are known."""
         held = Held.of(self.holders, hosts) if self.holders else None
         return Work(self.tokens, answer_tokens=self.answer_tokens, held=held)
 

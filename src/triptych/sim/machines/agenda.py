@@ -1,4 +1,4 @@
-"""What happens when: a clock that jumps from event to event."""
+"""The agenda: a clock that jumps from event to event."""
 
 from collections import deque
 from collections.abc import Callable

@@ -39,7 +39,7 @@ class SimNode:
     def __init__(self, id_: str, role: Role, cluster: "MachineCluster") -> None:
         self.id = id_
         self.name = id_ + _PORT
-        """Its address."""
+        """Address of the instance."""
         self.role = role
         self.kind: InstanceKind = cluster.deployment.kinds[role]
         self.activity = Activity(id_, keeps_spans=cluster.keeps_spans)

@@ -38,17 +38,17 @@ class EncodeCall:
     """Called at the encoder, when it answers."""
     arrived_s: float = 0.0
     is_over: bool = False
-    """It is answered, or cancelled."""
+    """Whether it is answered, or cancelled."""
     number: int = 0
 
     @property
     def key(self) -> bytes:
-        """What the embedding lies under."""
+        """The key that the embedding lies under."""
         content = self.plan.content[0]
         return content if self.plan.shard is None else digest_of(content)
 
     def end(self) -> None:
-        """It is answered, or its caller has left."""
+        """End the call: it is answered, or its caller has left."""
         self.is_over, self.answered = True, nobody
 
 

@@ -1,4 +1,4 @@
-"""What the driver of machines cannot do: it is refused before anything runs, and services do it."""
+"""Limits of the driver of machines: what it cannot do is refused before anything runs, and services do it."""
 
 from collections.abc import Callable, Mapping
 

@@ -1,4 +1,4 @@
-"""What an instance pulls into its own memory, over links that transfers share, and the leases that it then releases."""
+"""Pulls of an instance into its own memory, over links that transfers share, and the leases that it then releases."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -232,7 +232,7 @@ class SimReceiver:
         self.handle(Pulled(pull_id, TransferStats(MEMORY, pull.start.ticket.slot_nbytes, took_s)))
 
     def _stop(self, pull: _Pull) -> None:
-        """Nobody needs it."""
+        """Stop a pull that nobody needs."""
         if self._pulls.pop(pull.start.pull_id, None) is None:
             return
         if pull.flow is not None:

@@ -38,18 +38,18 @@ _RESULTS = (ItemEncoded, TextReported, FirstToken)
 
 
 class Caller(Protocol):
-    """Whoever has sent a request. It learns at once what comes."""
+    """The sender of a request. It learns at once what comes."""
 
     def token(self) -> None:
         """The first one."""
         ...
 
     def ended(self, error: TriptychError | None) -> None:
-        """It has the whole answer, or its error."""
+        """Learn that the answer is whole, or its error."""
         ...
 
     def timed_out(self) -> None:
-        """It waits no longer."""
+        """Wait no longer."""
         ...
 
 
@@ -113,7 +113,7 @@ class SimRequest:
         self._events: deque[RequestEvent] = deque()
         self._feeding = False
         self._calls: dict[_Call, int] = {}
-        """Those that are not over, with their credits."""
+        """Calls that are not over, with their credits."""
 
     @property
     def text_instance(self) -> str:
@@ -208,7 +208,7 @@ class SimRequest:
                 self._cancel(call)
 
     def _cancel(self, call: _Call) -> None:
-        """It goes no further, and its instance learns of it at once."""
+        """Cancel a call, of which its instance learns at once."""
         if not call.is_over:
             call.end()
             self._router.agenda.soon(self._cancelled, call)
@@ -295,7 +295,7 @@ class SimRequest:
         self._router.agenda.soon(self.ended, call)
 
     def answer(self, effect: Generate) -> TextCaller:
-        """What takes the answer to a call."""
+        """The callback that takes the answer to a call."""
         return _Answer(effect, self)
 
 

@@ -97,7 +97,7 @@ class _Unreleased:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """What requests with the same items have in common."""
+    """Shape that requests with the same items have in common."""
 
     items: tuple[ItemPlan, ...]
     tokens: int
@@ -457,7 +457,7 @@ class SimRouter:
         return self._timelines.get(number + 1) if running is None else running.timeline()
 
     def answering(self, request: SimRequest) -> None:
-        """Its first token has come from the instance that it is at now."""
+        """Note that its first token has come from the instance that it is at now."""
         self._attainment.listeners[FirstToken](request, None)  # type: ignore[arg-type]  # it has what is asked for
 
     def over(self, request: SimRequest) -> None:

@@ -46,7 +46,7 @@ def simulate(
 
 @contextmanager
 def _rarely_collected() -> Iterator[None]:
-    """What requests leave behind has no cycles, and the collector would look at all that is kept again and again."""
+    """Collect rarely: what requests leave behind has no cycles, and the collector would look at all that is kept again and again."""
     usual = gc.get_threshold()
     gc.set_threshold(_ALLOCATIONS, *usual[1:])
     try:
@@ -130,7 +130,7 @@ class _Run:
 
 
 class _Client:
-    """Whoever has sent one request."""
+    """The sender of one request."""
 
     def __init__(self, run: _Run, number: int, planned: Planned, due_s: float) -> None:
         self._run = run

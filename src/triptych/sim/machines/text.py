@@ -47,7 +47,7 @@ _MOST_STEPS = 4096
 
 
 class TextCaller(Protocol):
-    """Whoever has made a call, as the text instance answers it. Each is called when the message has come."""
+    """The maker of a call, as the text instance answers it. Each is called when the message has come."""
 
     def ready(self, ready: Ready) -> None: ...
 
@@ -124,7 +124,7 @@ class TextCall:
         self.position: RelativeQueuePosition
         self.queue_position: QueuePosition
         self.is_over = False
-        """It has ended, or its caller has left."""
+        """Whether it has ended, or its caller has left."""
         self.is_live = False
         """The batch has it, or is about to."""
         self.job_id = ""
@@ -141,7 +141,7 @@ class TextCall:
         """Tokens that are there and not sent."""
         self.waits_for_room: Callable[[Sequence[Slot]], None] | None = None
         self.waits = False
-        """It waits for its first token, to send it."""
+        """Whether it waits for its first token, to send it."""
         self.has_first = False
         """The first token has come to the caller."""
         self.answered = False
@@ -156,7 +156,7 @@ class TextCall:
 
     @property
     def transfers_kv(self) -> bool:
-        """It goes on elsewhere once it has a token."""
+        """Whether it goes on elsewhere once it has a token."""
         return self.effect.kind is AttemptKind.PREFILL
 
     @property
@@ -321,7 +321,7 @@ class SimText:
         self._enter(call)
 
     def _enter(self, call: TextCall) -> None:
-        """Its embeddings are here. What it will transfer needs room first."""
+        """Enter the engine with the embeddings, which are here. What it will transfer needs room first."""
         if not call.transfers_kv:
             self._submit(call)
             return
@@ -401,7 +401,7 @@ class SimText:
         self._copies_gone(call)
 
     def _read(self, call: TextCall) -> None:
-        """Its embeddings are copied, or not needed any more."""
+        """Note that its embeddings are copied, or not needed any more."""
         if call.in_receiver:
             self.receiver.leave(call.job_id)
 
@@ -430,7 +430,7 @@ class SimText:
             self._apply()
 
     def _turn(self) -> None:
-        """What the iteration does besides decodes."""
+        """Choose what the iteration does besides decodes."""
         iteration = _ALONE
         if self._turns is not None and self._encoder is not None:
             iteration = self._turns.next(
@@ -497,7 +497,7 @@ class SimText:
         self._turn()
 
     def _next_copies(self) -> list["_Copy"]:
-        """Those to run now."""
+        """Take the copies to run now."""
         copies: list[_Copy] = []
         nbytes = 0
         while self._copies and (not copies or nbytes + self._copies[0].nbytes <= self._settings.kv_bytes_per_step):
@@ -672,7 +672,7 @@ class SimText:
             call.waits = True
 
     def _deliver(self, sequence: _Sequence, now_s: float) -> None:
-        """Its last token so far has come."""
+        """Note that its last token so far has come."""
         call = sequence.call
         if sequence.has_ended:
             self._leave(call)

@@ -182,10 +182,10 @@ def test_the_catalogue_is_listed_with_the_users_devices(tmp_path: Path) -> None:
     said = triptych("devices", "--catalogue", own)
     assert "cheap-h100" in said
     assert "rtx-4090" in said
-    one = json.loads(CliRunner().invoke(app, ["devices", "cheap-h100", "--catalogue", str(own), "--json"]).output)
-    assert one["cheap-h100"]["memory_nbytes"] == 81 * 10**9
-    assert one["cheap-h100"]["flops_per_s"]["BF16"] == 989.4e12
-    assert one["cheap-h100"]["price"] is None
+    devices = json.loads(CliRunner().invoke(app, ["devices", "cheap-h100", "--catalogue", str(own), "--json"]).output)
+    assert devices["cheap-h100"]["memory_nbytes"] == 81 * 10**9
+    assert devices["cheap-h100"]["flops_per_s"]["BF16"] == 989.4e12
+    assert devices["cheap-h100"]["price"] is None
     said = triptych("devices", "h100")
     assert "NVIDIA H100 data sheet" in said
     assert "3.35 $/h (docs.runpod.io/serverless/pricing, active workers, 2026-11-28)" in said

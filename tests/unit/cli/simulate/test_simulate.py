@@ -310,8 +310,8 @@ def test_processes_of_one_host_share_its_cores(config: Path, tmp_path: Path) -> 
         [run] = json.loads(results.read_text())["runs"]
         return float(statistics.mean(request["e2e_s"] for request in run["requests"]))
 
-    many, one = mean_s("cores = 32"), mean_s("cores = 1")
-    assert one > 1.3 * many
+    many, single = mean_s("cores = 32"), mean_s("cores = 1")
+    assert single > 1.3 * many
     assert mean_s("cores = 32\n[gateway]\nrequest = [0.02, 0.02]") == pytest.approx(many + 0.02, abs=0.008)
     host.write_text("cores = 2\n[gateway]\nitems = 1\n")
     said = triptych("--model", config, "--rate", 1, "--host", host, status=2)

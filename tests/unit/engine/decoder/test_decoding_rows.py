@@ -55,7 +55,7 @@ def test_each_row_reads_its_own_positions(cache: KvCache, layer: int, window: in
 
 def test_ties_of_logits_go_to_the_first_token() -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0], [-5.0, -7.0, -4.0]])
-    assert [one.argmax for one in forward_outputs(logits, [False] * 3)] == [1, 0, 2]
+    assert [output.argmax for output in forward_outputs(logits, [False] * 3)] == [1, 0, 2]
 
 
 def test_non_finite_logits_are_reported() -> None:

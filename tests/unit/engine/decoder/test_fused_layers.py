@@ -77,7 +77,7 @@ def test_answers_are_the_same(name: str, kv: KvOptions, tmp_path: Path) -> None:
     whole = text_engine(directory, kv=kv)
     small = text_engine(directory, kv=kv, max_sequences=3, token_budget=16)
     eager = text_engine(directory, kv=kv, enforce_eager=True)
-    assert [is_fused(one) for one in (whole, small, eager)] == [True, True, False]
+    assert [is_fused(model) for model in (whole, small, eager)] == [True, True, False]
     for engine in (whole, small, whole, eager):
         for asked, question in questions.items():
             engine.add(engine_request(asked, question, reference, encoder, greedy(16, ignore_eos=True)))
@@ -99,7 +99,7 @@ def test_layers_that_compute_something_else_are_left_alone(
     """The structure is that of others."""
     layer = transformers.models.llama.modeling_llama.LlamaMLP
     forward = layer.forward
-    monkeypatch.setattr(layer, "forward", lambda self, x: 0.9 * forward(self, x))
+    monkeypatch.setattr(layer, "forward", lambda self, hidden: 0.9 * forward(self, hidden))
     engine = text_engine(model_dir)
     assert not is_fused(engine)
     assert "they would yield something else" in caplog.text
@@ -123,7 +123,7 @@ def test_layers_that_depend_on_far_positions_are_left_alone(tmp_path: Path, capl
 def test_layers_whose_results_are_not_finite_are_left_alone(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine says so of each request, as it does without fused layers."""
     layer = transformers.models.llama.modeling_llama.LlamaMLP
-    monkeypatch.setattr(layer, "forward", lambda self, x: x * torch.nan)
+    monkeypatch.setattr(layer, "forward", lambda self, hidden: hidden * torch.nan)
     assert not is_fused(text_engine(model_dir, token_budget=64, preempted_kv_bytes=0))
 
 

@@ -71,18 +71,18 @@ def test_positions_survive_export_and_load_into_other_blocks(
     source: tuple[int, bool, Random], target: tuple[int, bool, Random], cuts: list[int], skipped: int, on_host: bool
 ) -> None:
     """In pieces; nothing else is written, and of the first piece not what is there already. With the code for GPUs as well."""
-    (one, table), (other, other_table) = filled(source), filled(target)
-    slots, other_slots = one.slots(table, 0, 300), other.slots(other_table, 0, 300)
+    (own, table), (other, other_table) = filled(source), filled(target)
+    slots, other_slots = own.slots(table, 0, 300), other.slots(other_table, 0, 300)
     before = [memory.clone() for memory in (other.keys, other.values)]
     first = min(cuts[0] + skipped, cuts[1])
     with patch.object(kv_cache, "_is_on_host", return_value=on_host):
         for begin, end in pairwise(cuts):
             memory = torch.zeros((end - begin) * KIND.position_nbytes + 64, dtype=torch.uint8)
-            segment = one.export(table, begin, end, memory)
+            segment = own.export(table, begin, end, memory)
             assert (segment.first, segment.end, segment.nbytes) == (begin, end, len(memory) - 64)
             assert not memory[segment.nbytes :].any()
             other.load(other_table, segment, memory, first=max(begin, first))
-    for mine, theirs, was in zip((one.keys, one.values), (other.keys, other.values), before, strict=True):
+    for mine, theirs, was in zip((own.keys, own.values), (other.keys, other.values), before, strict=True):
         was[:, other_slots[first : cuts[-1]]] = mine[:, slots[first : cuts[-1]]]
         assert torch.equal(theirs, was)
 

@@ -201,8 +201,8 @@ def chosen(
 ) -> int:
     """The token after an answer, sampled alone; equal to the reference's."""
     ours, theirs = (None, None) if grammar is None else (grammar(), grammar())
-    one = sequence(sampling, PROMPT, answer, eos_ids=frozenset({1}), grammar=ours)
-    (sampled,) = sample(torch.from_numpy(RAW[None].copy()), [one])
+    asked = sequence(sampling, PROMPT, answer, eos_ids=frozenset({1}), grammar=ours)
+    (sampled,) = sample(torch.from_numpy(RAW[None].copy()), [asked])
     if isinstance(sampled, Exception):
         raise sampled
     token, _ = Sampler(sampling, prompt=PROMPT, eos_ids=frozenset({1}), grammar=theirs).choose(
@@ -418,9 +418,13 @@ def test_a_mixed_batch_equals_its_rows_sampled_alone(
         assert scored.token_id == token
         assert (scored.scores is None) == (scores is None)
         if scored.scores is not None:
-            assert [each.token_id for each in scored.scores.top] == [each.token_id for each in scores.top]
-            told = [each.logprob for each in (scored.scores.chosen, *scored.scores.top)]
-            assert told == pytest.approx([each.logprob for each in (scores.chosen, *scores.top)], rel=1e-9, abs=1e-9)
+            assert [scored_token.token_id for scored_token in scored.scores.top] == [
+                scored_token.token_id for scored_token in scores.top
+            ]
+            told = [scored_token.logprob for scored_token in (scored.scores.chosen, *scored.scores.top)]
+            assert told == pytest.approx(
+                [scored_token.logprob for scored_token in (scores.chosen, *scores.top)], rel=1e-9, abs=1e-9
+            )
 
 
 @pytest.mark.parametrize("scale", [0.1, 3.0, 20.0])
@@ -439,7 +443,7 @@ def test_a_batch_over_a_large_vocabulary_equals_its_rows(scale: float) -> None:
         sequence(SamplingParams(seed=row, temperature=0.8, **fields[row % len(fields)]), [0] * row) for row in range(24)
     ]
     sampled = sample(torch.from_numpy(logits.copy()), sequences)
-    expected = [choose(row, one.sampling, one.length) for row, one in zip(logits, sequences, strict=True)]
+    expected = [choose(row, asked.sampling, asked.length) for row, asked in zip(logits, sequences, strict=True)]
     assert sampled == [Sampled(token) for token in expected]
 
 

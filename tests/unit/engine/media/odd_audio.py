@@ -280,5 +280,5 @@ def _from_granule(data: bytes, start: int) -> bytes:
 
 
 def files() -> Iterable[tuple[str, Make]]:
-    for some in (_wav_files, _mp3_files, _flac_files, _coded_files):
-        yield from some()
+    for files_of in (_wav_files, _mp3_files, _flac_files, _coded_files):
+        yield from files_of()

@@ -364,5 +364,5 @@ def _bmp_files() -> Iterable[tuple[str, Make]]:
 
 
 def files() -> Iterable[tuple[str, Make]]:
-    for some in (_png_files, _jpeg_files, _webp_files, _gif_files, _bmp_files):
-        yield from some()
+    for files_of in (_png_files, _jpeg_files, _webp_files, _gif_files, _bmp_files):
+        yield from files_of()

@@ -33,7 +33,7 @@ CODECS = {
 
 
 def decoded(data: bytes, info: MediaInfo, indices: Sequence[int]) -> Frame:
-    """All of them, [frames, height, width, 3]."""
+    """The frames, [frames, height, width, 3]."""
     return np.stack(list(decode_video(data, info, indices)))
 
 

@@ -102,7 +102,7 @@ def test_one_process_serves_item_after_item_despite_errors(decoders: DecoderProc
 
 
 def test_a_decoder_is_small(decoders: DecoderProcesses) -> None:
-    """It starts without torch."""
+    """A decoder starts without torch."""
     decoders.start()
     (process,) = running()
     assert "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text()

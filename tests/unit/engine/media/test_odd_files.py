@@ -157,7 +157,7 @@ def test_frames_before_the_first_key_frame_are_replaced_by_it(form: str) -> None
 @pytest.mark.parametrize("form", ["mp4", "matroska"])
 @pytest.mark.parametrize("codec", ["hevc", "h264"])
 def test_a_clip_that_was_cut_at_an_open_group_has_all_its_frames(codec: str, form: str) -> None:
-    """Those in front of the first key frame refer to what was cut away."""
+    """Frames in front of the first key frame refer to what was cut away."""
     data = FILES[f"{codec} of open groups, cut at a key frame, in {form}"]()
     frames = all_frames(data)
     assert len(decoded_frames(data)) < len(frames)

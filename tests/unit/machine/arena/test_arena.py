@@ -110,7 +110,7 @@ def test_the_least_recently_used_slot_is_evicted_and_leased_slots_stay() -> None
         put(machine, key, 1024)
     machine.handle(GrantLease(b"a", b"la", LEASE_S), 0.0)
     effects = machine.handle(Reserve(b"d", specs(1024), 3), 0.0)
-    assert [e.slot.key for e in effects if isinstance(e, SlotEvicted)] == [b"b"]
+    assert [effect.slot.key for effect in effects if isinstance(effect, SlotEvicted)] == [b"b"]
     assert machine.find(b"a") is not None
 
 
@@ -141,7 +141,7 @@ def test_eviction_can_free_a_gap_of_the_exact_size() -> None:
     put(machine, b"b", 1024)
     machine.handle(GrantLease(b"b", b"l", LEASE_S), 0.0)
     effects = machine.handle(Reserve(b"c", specs(1024), 3), 0.0)
-    assert [e.slot.key for e in effects if isinstance(e, SlotEvicted)] == [b"a"]
+    assert [effect.slot.key for effect in effects if isinstance(effect, SlotEvicted)] == [b"a"]
 
 
 def test_bytes_are_leased_cached_or_free() -> None:
@@ -204,8 +204,8 @@ def test_mixed_sizes_use_at_least_seven_tenths_of_an_arena_before_one_is_refused
             leases.append(key)
         else:
             leased_at_refusal.append(machine.leased_bytes / machine.capacity_bytes)
-            over = [leases.pop(rng.randrange(len(leases))) for _ in range(min(len(leases), rng.randint(1, 3)))]
-            machine.handle(ReleaseLeases(tuple(over)), 0.0)
+            released = [leases.pop(rng.randrange(len(leases))) for _ in range(min(len(leases), rng.randint(1, 3)))]
+            machine.handle(ReleaseLeases(tuple(released)), 0.0)
     machine.validate()
     assert len(leased_at_refusal) > 100
     assert min(leased_at_refusal) > 0.7

@@ -14,7 +14,7 @@ def numbered(number: int) -> Content:
 
 
 def told(reader: HintReader) -> list[EmbeddingHints]:
-    """All that there is to tell."""
+    """Tell all that there is to tell."""
     reports = []
     while (report := reader.report()) is not None:
         reports.append(report)

@@ -123,7 +123,7 @@ class Modelled:
     def __post_init__(self) -> None:
         self.encoders = ModelledPool("e", Role.E, self.start_s)
         self.texts = ModelledPool("t", Role.PD, self.start_s)
-        self.pools = {one.name: one for one in (self.encoders, self.texts)}
+        self.pools = {pool.name: pool for pool in (self.encoders, self.texts)}
         self.reports = RouterReports(attainment_s=self.scaling.attainment_window_s)
         self.machines = {
             pool.name: PoolMachine(

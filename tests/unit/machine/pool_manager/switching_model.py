@@ -64,10 +64,10 @@ class Modelled:
         while coming or any(not request.end_s for request in self._arrived):
             now_s = _TICK_S * tick
             while coming and coming[0].at_s <= now_s:
-                one = coming.popleft()
-                one.left = ITEM_S * one.items
-                self._queues[Stage.ENCODE].append(one)
-                self._arrived.append(one)
+                request = coming.popleft()
+                request.left = ITEM_S * request.items
+                self._queues[Stage.ENCODE].append(request)
+                self._arrived.append(request)
             for instance in self.instances:
                 if now_s >= instance.ready_s:
                     self._work(instance, now_s)
@@ -91,23 +91,23 @@ class Modelled:
         queue, seconds = self._queues[instance.stage], _TICK_S
         while seconds > 0 and (instance.has or queue):
             instance.has = instance.has or [queue.popleft()]
-            one = instance.has[0]
-            spent = min(seconds, one.left)
-            one.left, seconds = one.left - spent, seconds - spent
-            if one.left <= 0:
+            request = instance.has[0]
+            spent = min(seconds, request.left)
+            request.left, seconds = request.left - spent, seconds - spent
+            if request.left <= 0:
                 instance.has = []
-                self._go_on(one, instance.stage)
+                self._go_on(request, instance.stage)
 
-    def _go_on(self, one: Asked, after: Stage) -> None:
+    def _go_on(self, request: Asked, after: Stage) -> None:
         if after is Stage.ENCODE:
-            one.left = PROMPT_S
-            self._queues[Stage.PREFILL].append(one)
+            request.left = PROMPT_S
+            self._queues[Stage.PREFILL].append(request)
         else:
-            one.left = one.output_tokens
-            self._to_decode(one)
+            request.left = request.output_tokens
+            self._to_decode(request)
 
-    def _to_decode(self, one: Asked) -> None:
-        min(self.of(Stage.DECODE), key=lambda it: len(it.has)).has.append(one)
+    def _to_decode(self, request: Asked) -> None:
+        min(self.of(Stage.DECODE), key=lambda instance: len(instance.has)).has.append(request)
 
     def _views(self, now_s: float) -> list[StageView]:
         recent = [request for request in self._arrived if request.at_s > now_s - _WINDOW_S]
@@ -123,7 +123,7 @@ class Modelled:
                 waiting, holds, arriving, served = 0.0, float(MOST_ANSWERS), 0.0, 0.0
             else:
                 held = [sum(item.left for item in instance.has) for instance in there]
-                waiting, holds = sum(one.left for one in self._queues[stage]), WAIT_S[stage]
+                waiting, holds = sum(request.left for request in self._queues[stage]), WAIT_S[stage]
                 arriving, served = cost_s[stage] / _WINDOW_S, BORNE
             movable = tuple(
                 Movable(instance.name, Role.EPD.stages, part) for instance, part in zip(there, held, strict=True)

@@ -116,10 +116,10 @@ def test_its_load_is_in_the_status_with_the_times_since_when(manager: Manager) -
     manager.passes(2, 1)
     manager.now_s += 0.25
     (pool,) = manager.machine.pools(manager.now_s)
-    (one,) = pool.members
+    (status,) = pool.members
     assert (pool.model, pool.role) == ("m", Role.E)
-    assert (one.load, one.condition, one.suspected) == (LOAD, MemberCondition.ACTIVE, False)
-    assert (one.since_s, one.heard_s) == (2.25, 0.25)
+    assert (status.load, status.condition, status.suspected) == (LOAD, MemberCondition.ACTIVE, False)
+    assert (status.since_s, status.heard_s) == (2.25, 0.25)
 
 
 def test_silence_makes_it_suspected_then_removes_it(manager: Manager) -> None:
@@ -312,8 +312,8 @@ def switching(manager: Manager) -> None:
 
 
 def status_of(manager: Manager) -> Any:
-    ((one,),) = [pool.members for pool in manager.machine.pools(manager.now_s)]
-    return one
+    ((status,),) = [pool.members for pool in manager.machine.pools(manager.now_s)]
+    return status
 
 
 def test_an_order_to_switch_has_a_version_above_all_that_the_member_knows(manager: Manager) -> None:
@@ -321,14 +321,19 @@ def test_an_order_to_switch_has_a_version_above_all_that_the_member_knows(manage
     manager.handle(HeartbeatReceived(1, Heartbeat(1, told(*Role.PD.stages, version=4))))
     assert switches(manager.handle(MemberSwitchWanted("a", Role.D, "on purpose"))) == [(Role.D, 5)]
     assert switches(manager.handle(MemberSwitchWanted("a", Role.E, "on purpose"))) == [(Role.E, 6)]
-    one = status_of(manager)
-    assert (one.wanted, one.open, one.stays_open, one.is_as_wanted) == (Role.E, Role.PD.stages, frozenset(), False)
+    status = status_of(manager)
+    assert (status.wanted, status.open, status.stays_open, status.is_as_wanted) == (
+        Role.E,
+        Role.PD.stages,
+        frozenset(),
+        False,
+    )
     manager.now_s += 2.0
     manager.handle(HeartbeatReceived(1, Heartbeat(2, told(Stage.ENCODE, version=6))))
     manager.now_s += 1.0
-    one = status_of(manager)
-    assert (one.open, one.is_as_wanted, one.wanted_s, one.open_s) == (Role.E.stages, True, 3.0, 1.0)
-    assert one.registration.role is Role.PD, "its pool stays that of its start"
+    status = status_of(manager)
+    assert (status.open, status.is_as_wanted, status.wanted_s, status.open_s) == (Role.E.stages, True, 3.0, 1.0)
+    assert status.registration.role is Role.PD, "its pool stays that of its start"
 
 
 def test_an_order_that_the_member_has_given_up_is_over(manager: Manager) -> None:
@@ -340,8 +345,8 @@ def test_an_order_that_the_member_has_given_up_is_over(manager: Manager) -> None
     assert status_of(manager).wanted is Role.E, "it is loading"
     failed = replace(opening, closed=(ClosedStage(Stage.ENCODE, 3.0, "no memory"),))
     assert "does not switch to role E: no memory" in str(manager.handle(HeartbeatReceived(1, Heartbeat(3, failed))))
-    one = status_of(manager)
-    assert (one.wanted, one.is_as_wanted, one.load.closed[0].fault) == (None, True, "no memory")
+    status = status_of(manager)
+    assert (status.wanted, status.is_as_wanted, status.load.closed[0].fault) == (None, True, "no memory")
     manager.handle(SessionEnded(1))
     manager.handle(Registered(2, registration(**SWITCHABLE)))
     assert switches(manager.handle(HeartbeatReceived(2, Heartbeat(1, failed)))) == [], "it is not ordered again"
@@ -385,7 +390,7 @@ def test_an_order_to_switch_ends_once_when_the_member_reports_the_stages_under_i
     assert not switches_ended(manager.handle(HeartbeatReceived(1, Heartbeat(5, obeys))))
     assert not switches_ended(manager.handle(MemberSwitchWanted("a", Role.P, "on purpose"))), "the last one had ended"
     again = switches_ended(manager.handle(HeartbeatReceived(1, Heartbeat(6, told(Stage.PREFILL, version=2)))))
-    assert [(one.source, one.target) for one in again] == [(Role.D, Role.P)]
+    assert [(switch.source, switch.target) for switch in again] == [(Role.D, Role.P)]
 
 
 def test_an_order_is_verified_by_the_first_that_each_opened_stage_serves(manager: Manager) -> None:
@@ -456,7 +461,7 @@ def test_an_order_ends_when_its_member_is_silent_for_long(manager: Manager) -> N
     for _ in range(20):
         manager.now_s += LIMITS.tick_s
         found += switches_ended(manager.handle(MembersTick()))
-    assert [(one.outcome, one.after_s) for one in found] == [(SwitchOutcome.LOST, 10.0)]
+    assert [(switch.outcome, switch.after_s) for switch in found] == [(SwitchOutcome.LOST, 10.0)]
     assert manager.machine.switches_pending_s(manager.now_s) == {}
 
 
@@ -493,7 +498,7 @@ def test_a_watcher_hears_of_its_model_and_kinds_only(manager: Manager) -> None:
         manager.handle(FarewellReceived(session, ""))
 
     def told(**wanted: Any) -> set[str]:
-        return {one.address for one in manager.machine.since(Watch(7, known, **wanted)).removed}
+        return {removal.address for removal in manager.machine.since(Watch(7, known, **wanted)).removed}
 
     assert told() == {"a:1", "b:1", "r:1"}
     assert told(model="m") == {"a:1", "r:1"}
@@ -534,7 +539,7 @@ NAMES, SESSIONS = st.sampled_from("abcd"), st.integers(0, 5)
 
 
 class Watched(RuleBasedStateMachine):
-    """Whatever happens, a watcher that follows deltas lists what one lists that gets the whole list."""
+    """A watcher that follows deltas lists what one lists that gets the whole list."""
 
     @initialize()
     def start(self) -> None:
@@ -579,7 +584,7 @@ class Watched(RuleBasedStateMachine):
     def watch(self) -> None:
         self.view.handle(self.manager.machine.since(Watch(*self.view.known)), self.manager.now_s)
         told = {member.address: member for member in self.view.snapshot.members if not member.suspected}
-        assert told == {address: one for address, one in self.manager.listed.items() if not one.suspected}
+        assert told == {address: entry for address, entry in self.manager.listed.items() if not entry.suspected}
 
     @invariant()
     def holds(self) -> None:

@@ -408,8 +408,8 @@ def test_one_drain_at_a_time_even_before_it_shows() -> None:
     machine.handle(InstancesSeen(names), 0.0)
     machine.handle(OverrideSet(1, 600.0), 0.0)
     drains = [effect for at_s in range(5) for effect in machine.handle(PoolTick(), float(at_s))]
-    assert [one.instance_id for one in drains if isinstance(one, DrainInstance)] == ["a"]
-    assert not any(isinstance(one, ScaleTo) for one in drains)
+    assert [effect.instance_id for effect in drains if isinstance(effect, DrainInstance)] == ["a"]
+    assert not any(isinstance(effect, ScaleTo) for effect in drains)
     machine.handle(InstancesSeen(names[1:]), 6.0)
     assert DrainInstance in [type(effect) for effect in machine.handle(PoolTick(), 6.0)]
 
@@ -453,7 +453,7 @@ def test_instances_that_nobody_ordered_are_wanted_after_a_while() -> None:
 
 @pytest.mark.parametrize("advisory", [False, True])
 def test_one_that_became_ready_although_a_smaller_size_was_set_by_hand_drains_after_a_while(*, advisory: bool) -> None:
-    """It was starting when the size was ordered, and the scaler has not taken it back in time."""
+    """The instance was starting when the size was ordered, and the scaler has not taken it back in time."""
     machine = one_pool(initial=2, advisory=advisory)
     machine.handle(InstancesSeen((*ready("a"), PoolInstance("b", InstancePhase.STARTING))), 0.0)
     machine.handle(PoolTick(), 0.0)

@@ -215,7 +215,7 @@ def test_load_that_moves_from_a_router_that_leaves_or_to_one_that_joins_is_count
 
 
 def test_windows_that_are_read_all_at_once_after_a_pause_are_no_burst() -> None:
-    """This process was stopped: each window seems to have ended now."""
+    """The process was stopped: each window seems to have ended now."""
     reports = RouterReports()
     fed(reports, 60)
     for sequence in range(61, 73):
@@ -244,7 +244,7 @@ windows = st.tuples(
 def test_no_router_makes_the_load_of_another_look_smaller(
     claims: list[tuple[str, int, int, float, float, bool]], seconds: int
 ) -> None:
-    """Whatever it says of the time that its windows took: windows that overlap, or began before it was there, count once."""
+    """Reports of a router may claim any time for its windows: windows that overlap, or began before it was there, count once."""
     reports = RouterReports()
     for at_s in range(1, seconds + 1):
         assert reports.accept("honest", report(at_s), float(at_s)) is None

@@ -33,7 +33,7 @@ def test_a_stage_holds_what_its_instances_hold_or_what_routers_say_that_waits() 
     assert (view.arriving, view.served) == (0.3, 1.0)
     (view,) = stage_views([encoder], {Role.E: replace(KNOWN, load=replace(LOAD, burst_per_s=29.0))})
     assert view.arriving == 0.2, "5 s with a little more are chance"
-    assert [(one.instance_id, one.held) for one in view.movable] == [("e", 6.0)]
+    assert [(instance.instance_id, instance.held) for instance in view.movable] == [("e", 6.0)]
     (view,) = stage_views([member("p", Role.P)], {Role.P: KNOWN})
     assert view.held == 5.0
 
@@ -64,7 +64,7 @@ def test_an_instance_counts_for_the_stages_that_it_serves_now() -> None:
     members = [member("e", Role.E, {DECODE: StageLoad(0, 0)}), member("t", Role.PD), member("x", Role.E)]
     views = {view.stage: view for view in stage_views(members, POOLS)}
     assert {stage: view.instances for stage, view in views.items()} == {ENCODE: 1, PREFILL: 1, DECODE: 2}
-    assert [one.instance_id for one in views[DECODE].movable] == ["e"], "t would leave two stages"
+    assert [instance.instance_id for instance in views[DECODE].movable] == ["e"], "t would leave two stages"
     assert switched(Role.E, members) == -1
     assert switched(Role.D, members) == 1
     assert switched(Role.PD, members) == 0
@@ -92,7 +92,7 @@ def test_one_that_is_about_to_leave_a_stage_does_not_count_for_it() -> None:
     leaving = replace(member("x", Role.E, {ENCODE: StageLoad(800, 2)}), wanted=Role.D, wanted_s=0.5)
     (view,) = stage_views([leaving, member("e", Role.E)], {Role.E: KNOWN})
     assert (view.instances, view.held) == (1, 8.0)
-    assert [one.instance_id for one in view.movable] == ["e"]
+    assert [instance.instance_id for instance in view.movable] == ["e"]
 
 
 @pytest.mark.parametrize(
@@ -115,9 +115,9 @@ def test_a_stage_of_which_little_is_known_is_left_out(unknown: PoolView) -> None
 
 
 def test_what_an_instance_could_not_open_it_cannot_serve_and_loads_take_time() -> None:
-    one = member("e", Role.E)
+    instance = member("e", Role.E)
     closed = (ClosedStage(PREFILL, 4.0), ClosedStage(DECODE, 4.0, "no memory"))
-    (view,) = stage_views([replace(one, load=replace(one.load, closed=closed))], {Role.E: KNOWN})
+    (view,) = stage_views([replace(instance, load=replace(instance.load, closed=closed))], {Role.E: KNOWN})
     (movable,) = view.movable
     assert movable.stages == {ENCODE, PREFILL}
     assert movable.opens_s[PREFILL] == 4.0

@@ -88,8 +88,8 @@ def test_a_window_has_the_load_at_arrival_and_the_outcome_at_the_end() -> None:
     assert (begun.done, begun.ttft) == (0, Judged())
     assert (router.reports[0].waiting, router.reports[0].waiting_media_tokens) == (1, 200)
     router.is_over(number, timeline())
-    over = router.window()
-    assert (over.arrivals, over.done, over.output_tokens, over.ttft) == (1, 1, 11, Judged(1, 0))
+    window = router.window()
+    assert (window.arrivals, window.done, window.output_tokens, window.ttft) == (1, 1, 11, Judged(1, 0))
     assert router.reports[1].waiting == 0
 
 
@@ -117,7 +117,10 @@ def test_reports_are_numbered_and_say_how_long_they_are() -> None:
     router.now_s += 0.5
     router.recorder.roll(router.now_s)
     router.window()
-    assert [(one.epoch, one.sequence, one.duration_s) for one in router.reports] == [(7, 1, 1.0), (7, 2, 1.5)]
+    assert [(report.epoch, report.sequence, report.duration_s) for report in router.reports] == [
+        (7, 1, 1.0),
+        (7, 2, 1.5),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -213,7 +216,9 @@ def test_a_larger_request_of_a_class_is_expected_to_be_encoded_for_longer() -> N
     for tokens in (300, 400) * 10:
         router.serves(shape(tokens), timeline(encode_s=0.001 * tokens, rest_s=0.1))
     found = [router.recorder.expected(router.arrives(shape(tokens))).isolated for tokens in (270, 300, 600, 1000)]
-    assert [None if one is None else one.encode_s for one in found] == pytest.approx([0.3, 0.3, 0.6, 1.0], rel=0.1)
+    assert [None if expected is None else expected.encode_s for expected in found] == pytest.approx(
+        [0.3, 0.3, 0.6, 1.0], rel=0.1
+    )
 
 
 def test_the_wait_for_the_engine_is_no_part_of_an_estimated_latency() -> None:
@@ -269,7 +274,7 @@ def test_a_sick_instance_has_the_misses() -> None:
     router.serves(IMAGE, timeline(rest_s=2.0))
     router.serves(IMAGE, timeline())
     router.window()
-    judged = {one.instance_id: one.judged for one in router.reports[0].instances}
+    judged = {instance.instance_id: instance.judged for instance in router.reports[0].instances}
     assert judged == {"t1": Judged(1, 1), "e1": Judged(2, 0)}
 
 

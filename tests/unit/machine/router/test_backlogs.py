@@ -79,7 +79,9 @@ def cluster(costs: Callable[[ProfileIdentity], Costs | None], policies: Policies
 
 
 def backlog(machine: ClusterMachine, name: str, stages: tuple[Stage, ...] = ENCODE) -> Backlog | None:
-    return next(one.backlog for one in machine.instances.pool(stages, 0.0).candidates if one.name == name)
+    return next(
+        candidate.backlog for candidate in machine.instances.pool(stages, 0.0).candidates if candidate.name == name
+    )
 
 
 def granted(effects: list[ClusterEffect]) -> Grant:
@@ -91,8 +93,8 @@ def want(number: int, tokens: int = 200, *, nbytes: int = 1 << 20, pixels: int =
     return Want(0, tokens, nbytes, (b"%d" % number, b""), media_nbytes=100_000, pixels=pixels)
 
 
-def encode(machine: ClusterMachine, number: int, one: Want, now_s: float = 0.0) -> Grant:
-    return granted(machine.handle(CreditsWanted(number, (one,), wait=False), now_s))
+def encode(machine: ClusterMachine, number: int, item: Want, now_s: float = 0.0) -> Grant:
+    return granted(machine.handle(CreditsWanted(number, (item,), wait=False), now_s))
 
 
 def encoded(machine: ClusterMachine, grant: Grant, now_s: float) -> None:
@@ -111,20 +113,20 @@ def test_without_the_policy_nothing_is_predicted() -> None:
 def test_an_encoder_has_what_it_was_given_and_what_it_reports() -> None:
     machine = cluster(by_profiles, e0="a", t0="b")
     grant = encode(machine, 1, want(1))
-    one = backlog(machine, "e0")
-    assert isinstance(one, EncodeBacklog)
-    assert one.wait_s == pytest.approx(0.02 + 1e-4 * 200)
-    assert one.prepared_s == pytest.approx((1e-3 + 1e-3) / 2)
+    predicted = backlog(machine, "e0")
+    assert isinstance(predicted, EncodeBacklog)
+    assert predicted.wait_s == pytest.approx(0.02 + 1e-4 * 200)
+    assert predicted.prepared_s == pytest.approx((1e-3 + 1e-3) / 2)
     machine.handle(LoadReported("e0", InstanceLoad({Stage.ENCODE: StageLoad(600, 3)})), 0.0)
-    one = backlog(machine, "e0")
-    assert isinstance(one, EncodeBacklog)
-    assert one.wait_s == pytest.approx(0.02 + 1e-4 * 600)
-    assert one.prepared_s == pytest.approx(3 * 1e-3), "items of other routers count as much as its own"
+    predicted = backlog(machine, "e0")
+    assert isinstance(predicted, EncodeBacklog)
+    assert predicted.wait_s == pytest.approx(0.02 + 1e-4 * 600)
+    assert predicted.prepared_s == pytest.approx(3 * 1e-3), "items of other routers count as much as its own"
     encoded(machine, grant, 0.1)
     machine.handle(LoadReported("e0", InstanceLoad({Stage.ENCODE: StageLoad(0, 0)})), 0.0)
-    one = backlog(machine, "e0")
-    assert isinstance(one, EncodeBacklog)
-    assert (one.wait_s, one.prepared_s) == (0.0, 0.0)
+    predicted = backlog(machine, "e0")
+    assert isinstance(predicted, EncodeBacklog)
+    assert (predicted.wait_s, predicted.prepared_s) == (0.0, 0.0)
 
 
 def test_a_text_instance_has_prompts_and_answers() -> None:
@@ -178,7 +180,9 @@ def test_an_instance_that_does_both_takes_an_item_itself_unless_its_prompts_take
 def test_a_request_with_many_images_uses_the_encoders_beside_an_instance_that_does_both() -> None:
     machine = cluster(by_profiles, e0="a", e1="a", h0="b")
     wants = tuple(replace(want(item, 2000), item=item) for item in range(12))
-    (found,) = [one for one in machine.handle(CreditsWanted(1, wants, wait=False), 0.0) if isinstance(one, Granted)]
+    (found,) = [
+        effect for effect in machine.handle(CreditsWanted(1, wants, wait=False), 0.0) if isinstance(effect, Granted)
+    ]
     assert {grant.name for grant in found.grants} == {"e0", "e1", "h0"}
 
 

@@ -125,8 +125,8 @@ def refused(effects: list[ClusterEffect]) -> PlaceRefused:
 
 
 def load(tokens: int = 0, *, items: int | None = None, leased: int = 0, draining: bool = False) -> InstanceLoad:
-    one = StageLoad(tokens, (tokens and 1) if items is None else items, leased)
-    return InstanceLoad({Stage.ENCODE: one}, draining)
+    stage_load = StageLoad(tokens, (tokens and 1) if items is None else items, leased)
+    return InstanceLoad({Stage.ENCODE: stage_load}, draining)
 
 
 def text_load(tokens: int, waiting: int, running: int) -> InstanceLoad:
@@ -134,16 +134,16 @@ def text_load(tokens: int, waiting: int, running: int) -> InstanceLoad:
 
 
 def encoder(machine: ClusterMachine, name: str, now_s: float = 0.0) -> Candidate:
-    return next(one for one in machine.instances.pool(ENCODE, now_s).candidates if one.name == name)
+    return next(candidate for candidate in machine.instances.pool(ENCODE, now_s).candidates if candidate.name == name)
 
 
 def text(machine: ClusterMachine, name: str, now_s: float = 0.0) -> Candidate:
-    return next(one for one in machine.instances.pool(TEXT, now_s).candidates if one.name == name)
+    return next(candidate for candidate in machine.instances.pool(TEXT, now_s).candidates if candidate.name == name)
 
 
 def usable(machine: ClusterMachine, now_s: float) -> list[str]:
     """The encoders that may get items."""
-    return [one.name for one in machine.instances.pool(ENCODE, now_s).candidates if one.usable]
+    return [candidate.name for candidate in machine.instances.pool(ENCODE, now_s).candidates if candidate.usable]
 
 
 def engine_fails(machine: ClusterMachine, name: str, now_s: float = 0.0) -> None:
@@ -402,7 +402,7 @@ def test_without_a_factor_slow_encoders_are_used() -> None:
 
 
 def hedged(machine: ClusterMachine, grant: Grant, now_s: float = 0.0) -> list[str]:
-    """Which encoder is granted as a hedge of this one."""
+    """Names of the encoder that is granted as a hedge of this one."""
     want = Want(0, 1, 1, (b"hedged %d" % next(NUMBERS), b""), exclude=frozenset({grant.name}))
     effects = machine.handle(HedgeWanted(7, want), now_s)
     grants = [grant for effect in effects if isinstance(effect, Granted) for grant in effect.grants]
@@ -627,7 +627,7 @@ def test_finished_work_is_not_counted_and_load_of_other_routers_is() -> None:
     grant = granted(machine.handle(CreditsWanted(1, wants(10), wait=True), 0)).grants[0]
     assert grant.name == "b"
     machine.handle(encoded(grant), 0)
-    view = {one.name: one for one in machine.instances.pool(ENCODE, 0).candidates}
+    view = {candidate.name: candidate for candidate in machine.instances.pool(ENCODE, 0).candidates}
     assert (view["a"].pending_tokens, view["b"].pending_tokens, view["b"].available_bytes) == (7, 0, 90)
     machine.handle(CreditReturned(grant.credit), 0)
     assert encoder(machine, "b").available_bytes == 100
@@ -641,9 +641,9 @@ def test_credits_are_all_or_nothing_and_first_come_first_served() -> None:
     # A smaller request does not overtake the large one, which would starve otherwise.
     machine.handle(CreditsWanted(3, wants(10, first=9), wait=True), 0)
     assert (machine.waiting, machine.outstanding) == (2, 2)
-    assert not [e for e in machine.handle(CreditReturned(first.grants[0].credit), 0) if isinstance(e, Granted)], (
-        "credits are all or nothing"
-    )
+    assert not [
+        effect for effect in machine.handle(CreditReturned(first.grants[0].credit), 0) if isinstance(effect, Granted)
+    ], "credits are all or nothing"
     effects = machine.handle(CreditReturned(first.grants[1].credit), 0)
     assert [effect.request for effect in effects if isinstance(effect, Granted)] == [2, 3]
 
@@ -710,7 +710,7 @@ def test_the_machine_uses_the_policies_it_is_given() -> None:
     machine = cluster("a", "b", "t", policies=replace(POLICIES, encoder_routing=PLACEMENTS["round-robin"]))
     machine.handle(LoadReported("a", load(50)), 0)
     chosen = [granted(machine.handle(CreditsWanted(run, wants(5, first=run), wait=True), 0)) for run in (1, 2, 3)]
-    assert [one.grants[0].name for one in chosen] == ["a", "b", "a"]
+    assert [effect.grants[0].name for effect in chosen] == ["a", "b", "a"]
 
 
 def test_a_request_without_a_priority_has_priority_zero() -> None:
@@ -773,9 +773,9 @@ def test_more_items_than_the_encoders_take_at_once_are_refused_by_that_limit() -
 
 def test_without_an_encoder_a_request_waits_for_the_grace_period_only() -> None:
     machine = cluster("t")
-    assert [e for e in machine.handle(CreditsWanted(1, wants(10), wait=True), 0) if isinstance(e, WakeAt)] == [
-        WakeAt(1.0, "no encoder within the grace")
-    ]
+    assert [
+        effect for effect in machine.handle(CreditsWanted(1, wants(10), wait=True), 0) if isinstance(effect, WakeAt)
+    ] == [WakeAt(1.0, "no encoder within the grace")]
     assert isinstance(refused(machine.handle(ClusterTick(), 1.0)).error, Unavailable)
     machine.handle(CreditsWanted(2, wants(10), wait=True), 2)
     assert granted(machine.handle(InstanceSeen("a", info("a")), 2.5)).request == 2
@@ -785,7 +785,7 @@ def test_the_grace_period_starts_at_the_loss() -> None:
     machine = cluster("a", "t")
     first = granted(machine.handle(CreditsWanted(1, wants(90), wait=True), 0))
     machine.handle(CreditsWanted(2, wants(90), wait=True), 1)
-    assert not [e for e in machine.handle(InstanceSuspected("a"), 60) if isinstance(e, PlaceRefused)]
+    assert not [effect for effect in machine.handle(InstanceSuspected("a"), 60) if isinstance(effect, PlaceRefused)]
     machine.handle(CreditReturned(first.grants[0].credit), 60.1)
     assert granted(machine.handle(InstanceSeen("a", info("a")), 60.5)).request == 2
 
@@ -993,7 +993,9 @@ def test_a_leaving_member_gets_no_new_work_and_is_removed_after_its_last_credit(
     dispatch = text_granted(machine.handle(TextWanted(1, 10), 0))
     for name in ("a", "t"):
         assert Disconnect(name) not in machine.handle(MemberLeaving(name), 0)
-        assert not [e for e in machine.handle(MemberLeaving(name), 0) if isinstance(e, Logged)], "it is logged once"
+        assert not [effect for effect in machine.handle(MemberLeaving(name), 0) if isinstance(effect, Logged)], (
+            "it is logged once"
+        )
     assert machine.instances.readiness().instances == ("i-a: leaving", "i-t: leaving")
     assert isinstance(machine.handle(TextWanted(2, 10), 0)[0], PlaceRefused)
     assert isinstance(refused(machine.handle(CreditsWanted(2, wants(10), wait=False), 0)).error, Unavailable)

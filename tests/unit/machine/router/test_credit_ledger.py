@@ -27,8 +27,8 @@ def item(tokens: int = 10, nbytes: int = 30) -> Credit:
 
 
 def load(instance: Instance, stage: Stage) -> tuple[int, int, int]:
-    one = instance.stages[stage]
-    return one.own_tokens, one.own_pending, one.own_bytes
+    stage_load = instance.stages[stage]
+    return stage_load.own_tokens, stage_load.own_pending, stage_load.own_bytes
 
 
 def test_an_items_work_ends_before_its_bytes_are_given_back() -> None:
@@ -37,7 +37,7 @@ def test_an_items_work_ends_before_its_bytes_are_given_back() -> None:
     grant = ledger.grant(item(), 3, 1.0, hedge_after_s=2.0)
     assert (grant.credit, grant.item, grant.instance_id, grant.reason) == (1, 3, "i-e", Why.HEDGE)
     assert (load(encoder, Stage.ENCODE), encoder.own_prepare_us) == ((10, 1, 30), 500_000)
-    assert [one.name for one in pool.directory.holders(CAT)] == ["e"]
+    assert [holder.name for holder in pool.directory.holders(CAT)] == ["e"]
     for _ in range(2):
         ledger.work_ended(1)
         ledger.validate()

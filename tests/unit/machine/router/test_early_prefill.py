@@ -67,7 +67,7 @@ def test_what_comes_before_the_first_missing_item_is_computed_meanwhile_where_th
     world, (first, second, third) = encodes(3)
     world.encoded(first)
     early = begin(world)
-    assert (early.name, early.tokens, [one.item for one in early.placements]) == ("t1", 10, [0])
+    assert (early.name, early.tokens, [placement.item for placement in early.placements]) == ("t1", 10, [0])
     world.feed(PrefilledEarly(early.credit))
     renew(world)
     world.encoded(third)
@@ -76,7 +76,7 @@ def test_what_comes_before_the_first_missing_item_is_computed_meanwhile_where_th
     wanted, generate = whole(world)
     assert (wanted.early, wanted.kept_credit) == (False, early.credit)
     assert (generate.credit, generate.name) == (early.credit, "t1")
-    assert [one.item for one in generate.placements] == [0, 1, 2]
+    assert [placement.item for placement in generate.placements] == [0, 1, 2]
     sent = early.placements[0].ticket.lease_id, generate.placements[0].ticket.lease_id
     assert sent[0] != sent[1], "the instance releases a lease that it has used"
     assert not any(isinstance(effect, Abort) for effect in world.effects)
@@ -94,7 +94,11 @@ def test_longer_beginnings_follow_when_the_one_before_is_computed() -> None:
     assert not world.calls, "one at a time"
     world.feed(PrefilledEarly(early.credit))
     longer = the_beginning(world)
-    assert (longer.credit, longer.tokens, [one.item for one in longer.placements]) == (early.credit, 30, [0, 1, 2])
+    assert (longer.credit, longer.tokens, [placement.item for placement in longer.placements]) == (
+        early.credit,
+        30,
+        [0, 1, 2],
+    )
 
 
 def test_the_text_before_the_first_item_needs_no_item() -> None:
@@ -142,7 +146,7 @@ def test_a_beginning_that_fails_costs_the_request_nothing(error: TriptychError, 
     world.encoded(calls[2])
     wanted, generate = whole(world)
     assert (wanted.kept_credit, wanted.avoid) == (None, frozenset({early.name} if avoided else ()))
-    assert [one.item for one in generate.placements] == [0, 1, 2]
+    assert [placement.item for placement in generate.placements] == [0, 1, 2]
     assert world.machine.timeline(1.0, 0).early_tokens == 0
     assert world.machine.timeline(1.0, 0).text_attempts == 1
 

@@ -33,10 +33,10 @@ def test_holders_come_before_those_that_are_encoding() -> None:
     known = directory()
     known.apply_hints("a", report(1, encoding=(CAT,)))
     known.apply_hints("b", report(1, held=(CAT,)))
-    assert [one.name for one in known.holders(CAT)] == ["b", "a"]
+    assert [holder.name for holder in known.holders(CAT)] == ["b", "a"]
     known.apply_hints("a", report(2, held=(CAT,)))
     known.apply_hints("b", report(2, encoding=(CAT,)))
-    assert [one.name for one in known.holders(CAT)] == ["a", "b"]
+    assert [holder.name for holder in known.holders(CAT)] == ["a", "b"]
     known.validate()
 
 
@@ -71,10 +71,10 @@ def test_a_missing_report_ends_all_hints_until_the_reports_start_over(sequences:
     known.apply_hints("b", report(1, held=(CAT,)))
     behind = [known.apply_hints("a", report(sequence, held=(CAT,))) for sequence in sequences]
     assert behind.count(True) == 1
-    assert [one.name for one in known.holders(CAT)] == ["b"]
+    assert [holder.name for holder in known.holders(CAT)] == ["b"]
     assert not known.apply_hints("a", report(9, held=(CAT,))), "this is said once"
     known.apply_hints("a", report(1, held=(DOG,)))
-    assert [one.name for one in known.holders(CAT)] == ["b"]
+    assert [holder.name for holder in known.holders(CAT)] == ["b"]
     assert known.holders(DOG) == (HELD,)
     known.validate()
 
@@ -166,11 +166,11 @@ def test_keys_that_callers_were_told_are_bounded_and_end_with_the_encoder() -> N
 
 def test_memory_and_traffic_are_bounded() -> None:
     """Six encoders with 40,000 embeddings each."""
-    limit, each = 65_536, 40_000
+    limit, kept = 65_536, 40_000
     known = directory(limit)
     for number in range(6):
-        published = PublishedContents(limit=each)
-        for item in range(each + 1000):
+        published = PublishedContents(limit=kept)
+        for item in range(kept + 1000):
             content = (b"%d %d" % (number, item), b"")
             published.held(content[0], content)
         reader, reports = published.reader(), 0
@@ -180,11 +180,11 @@ def test_memory_and_traffic_are_bounded() -> None:
             known.apply_hints(f"10.0.0.{number}:50052", hints)
             reports += 1
             assert len(hints.held) <= MAX_HINTS
-        assert (len(published), reports) == (each, -(-each // MAX_HINTS))
+        assert (len(published), reports) == (kept, -(-kept // MAX_HINTS))
         assert len(known) <= limit
     known.validate()
     assert len(known) == limit
-    assert known.holders((b"5 %d" % (each + 999), b"")), "the latest are known"
+    assert known.holders((b"5 %d" % (kept + 999), b"")), "the latest are known"
     tables = sys.getsizeof(known._held) + sum(sys.getsizeof(hints) for hints in known._of.values())
     assert tables + limit * sys.getsizeof(bytes(16)) < 48 << 20
     for number in range(6):

@@ -29,7 +29,7 @@ def instances(*names: str, seen: bool = True) -> Instances:
 
 def usable(made: Instances) -> tuple[list[str], list[str]]:
     pools = [made.pool(stages, 0.0) for stages in (ENCODE, TEXT)]
-    return tuple([one.name for one in pool.candidates if one.usable] for pool in pools)  # type: ignore[return-value]
+    return tuple([candidate.name for candidate in pool.candidates if candidate.usable] for pool in pools)  # type: ignore[return-value]
 
 
 def test_pools_are_queries_by_stage() -> None:
@@ -58,9 +58,9 @@ def test_hints_end_with_the_process_that_they_name_or_when_it_leaves() -> None:
     made = instances("e", "h")
     for name in ("e", "h"):
         made.directory.remember(CAT, name)
-    assert {one.name for one in made.pool(ENCODE, 0.0).held(CAT)} == {"e", "h"}
+    assert {holding.name for holding in made.pool(ENCODE, 0.0).held(CAT)} == {"e", "h"}
     assert made.see(made.by_name["e"], info("e", epoch=2)), "it has restarted"
-    assert [one.name for one in made.pool(ENCODE, 0.0).held(CAT)] == ["h"]
+    assert [holding.name for holding in made.pool(ENCODE, 0.0).held(CAT)] == ["h"]
     made.leave(made.by_name["h"])
     assert not made.pool(ENCODE, 0.0).held(CAT)
 

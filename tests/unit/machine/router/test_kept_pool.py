@@ -72,8 +72,8 @@ def seen(name: str, *, epoch: int = 1, model: ModelInfo = MODEL) -> InstanceSeen
 
 
 def load(number: int, *, draining: bool = False) -> InstanceLoad:
-    one = StageLoad(number % 50, number % 4, number % 90)
-    return InstanceLoad({Stage.ENCODE: one, Stage.PREFILL: one, Stage.DECODE: one}, draining)
+    stage_load = StageLoad(number % 50, number % 4, number % 90)
+    return InstanceLoad({Stage.ENCODE: stage_load, Stage.PREFILL: stage_load, Stage.DECODE: stage_load}, draining)
 
 
 def encoded(credit: int, name: str) -> ItemEncoded:
@@ -187,8 +187,8 @@ def test_only_the_row_of_a_changed_instance_is_put_again() -> None:
 def test_an_instance_in_two_pools_is_put_again_in_both() -> None:
     machine = cluster()
     machine.handle(LoadReported("h", load(7)), 0.0)
-    assert [one.pending_tokens for one in kept(machine, ENCODE)] == [0, 0, 7]
-    assert [one.pending_tokens for one in kept(machine, TEXT)] == [7 + 6, 0], (
+    assert [row.pending_tokens for row in kept(machine, ENCODE)] == [0, 0, 7]
+    assert [row.pending_tokens for row in kept(machine, TEXT)] == [7 + 6, 0], (
         "six answers that may have seven tokens together"
     )
 
@@ -198,7 +198,7 @@ def test_a_row_is_put_again_when_its_time_is_up() -> None:
     machine.handle(CallFailed(0, "a", ArenaFull("full")), 1.0)
     assert put(machine, 1.0) == ["a"]
     assert put(machine, 1.4) == []
-    assert [[one.available_bytes for one in kept(machine, ENCODE, now_s)] for now_s in (1.4, 1.5)] == [
+    assert [[row.available_bytes for row in kept(machine, ENCODE, now_s)] for now_s in (1.4, 1.5)] == [
         [0, 100, 100],
         [100, 100, 100],
     ]

@@ -59,7 +59,7 @@ def test_the_longest_beginning_is_sent_from_as_few_holders_as_can_be() -> None:
     hold(machine, "b", KEYS[:3])
     hold(machine, "c", (*KEYS[1:4], KEYS[5]))
     prefix = sent(machine).prefix
-    assert [one.name for one in prefix] == ["b", "b", "b", "c"]
+    assert [segment.name for segment in prefix] == ["b", "b", "b", "c"]
     assert prefix[3] == KnownSegment("c", "i-c", KEYS[3], 3 * SIZE, SIZE)
 
 
@@ -70,7 +70,9 @@ def test_what_was_sent_there_is_not_pulled() -> None:
     assert not sent(machine).prefix
     longer = replace(PROMPT, token_ids=(*PROMPT.token_ids, *range(SIZE)))
     hold(machine, "c", PromptIdentity(longer, ()).segment_keys("kind", SIZE))
-    assert [one.name for one in sent(machine, prompt=longer).prefix] == ["b"] * 3 + ["c"] * 8, "it has ten of eleven"
+    assert [segment.name for segment in sent(machine, prompt=longer).prefix] == ["b"] * 3 + ["c"] * 8, (
+        "it has ten of eleven"
+    )
     machine.handle(InstanceSeen("a", info("a", epoch=2)), 0)
     assert len(sent(machine).prefix) == 10, "it has lost them"
 
@@ -79,7 +81,7 @@ def test_its_own_arena_comes_last() -> None:
     machine = cluster()
     hold(machine, "a", KEYS[:2])
     hold(machine, "b", KEYS[:1])
-    assert [one.name for one in sent(machine).prefix] == ["b", "a"]
+    assert [segment.name for segment in sent(machine).prefix] == ["b", "a"]
 
 
 def test_only_a_beginning_that_pays_is_sent() -> None:

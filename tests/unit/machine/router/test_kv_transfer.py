@@ -63,7 +63,10 @@ def test_an_answer_goes_on_at_once_with_all_that_the_next_one_may_need() -> None
     assert wanted.avoid == frozenset()
     second = world.place_text(wanted)
     assert second.kind is AttemptKind.DECODE
-    assert [(one.first, one.ticket.address) for one in second.kv_segments] == [(0, first.name), (10, first.name)]
+    assert [(segment.first, segment.ticket.address) for segment in second.kv_segments] == [
+        (0, first.name),
+        (10, first.name),
+    ]
     assert len(second.placements) == 2
     assert not before & {place.ticket.lease_id for place in second.placements}, "leases of its own"
 
@@ -162,15 +165,15 @@ def test_a_further_attempt_has_the_same_segments_with_new_leases(
     error: Unavailable | Overloaded | EngineFailure | TransferFailed,
 ) -> None:
     world, second = kv_transferred(count=0)
-    before = {one.ticket.lease_id for one in second.kv_segments}
+    before = {segment.ticket.lease_id for segment in second.kv_segments}
     world.feed(failed(second, error))
     (renew,) = world.take_of_segments()
     assert not world.take(TextWanted)
     world.renew_segments(renew)
     third = world.dispatched()
     assert world.avoided == (frozenset() if isinstance(error, TransferFailed) else {second.name})
-    assert [one.first for one in third.kv_segments] == [0, 10]
-    assert not before & {one.ticket.lease_id for one in third.kv_segments}
+    assert [segment.first for segment in third.kv_segments] == [0, 10]
+    assert not before & {segment.ticket.lease_id for segment in third.kv_segments}
     world.feed(FirstToken(third.credit))
     assert not world.leases
 
@@ -181,7 +184,7 @@ def test_segments_up_to_the_first_that_is_gone_are_sent_again(kept: int, sent: l
     world.feed(failed(second, InstanceLost("gone")))
     (renew,) = world.take_of_segments()
     world.renew_segments(renew, kept)
-    assert [one.first for one in world.dispatched().kv_segments] == sent
+    assert [segment.first for segment in world.dispatched().kv_segments] == sent
 
 
 def test_segments_that_end_soon_are_leased_anew_before_they_are_sent() -> None:
@@ -195,9 +198,9 @@ def test_segments_that_end_soon_are_leased_anew_before_they_are_sent() -> None:
 
 def test_a_segment_of_another_holder_or_place_is_not_used() -> None:
     world, first = prefilled(0)
-    one, two, three = world.sealed(first, 3)
-    gap = replace(two, placement=replace(two.placement, first=11))
-    world.feed(AnswerTransferred(first.credit, first.name, (one, gap, three)))
+    start, middle, end = world.sealed(first, 3)
+    gap = replace(middle, placement=replace(middle.placement, first=11))
+    world.feed(AnswerTransferred(first.credit, first.name, (start, gap, end)))
     second = world.dispatched()
     assert [place.first for place in second.kv_segments] == [0]
     world.feed(FirstToken(second.credit))

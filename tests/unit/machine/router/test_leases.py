@@ -73,54 +73,54 @@ def test_a_ticket_that_does_not_match_its_request_is_refused_with_a_reason(chang
 
 
 def test_lease_ids_are_chosen_before_the_call_and_kept_while_they_may_be_held() -> None:
-    one = asked()
-    assert (one.lease_ids, one.is_pending) == ((b"router", b"reader"), True)
-    one.granted(TICKET, b"another", PLAN, 60.0)
-    assert one.lease_ids == (b"router", b"reader", b"another", b"reader")
+    lease = asked()
+    assert (lease.lease_ids, lease.is_pending) == ((b"router", b"reader"), True)
+    lease.granted(TICKET, b"another", PLAN, 60.0)
+    assert lease.lease_ids == (b"router", b"reader", b"another", b"reader")
     refused = asked()
     refused.not_granted()
     assert refused.lease_ids == ()
 
 
 def test_a_lease_is_extended_at_half_its_time_unless_it_outlasts_the_request() -> None:
-    one = held(10.0, 4.0)
-    assert (one.router_until_s, one.reader_until_s, one.extend_s) == (14.0, 14.0, 12.0)
-    one.extended((b"router",), 20.0, 4.0, 60.0)
-    assert (one.router_until_s, one.reader_until_s, one.extend_s) == (24.0, 14.0, 22.0)
-    one.extended((b"router", b"reader"), 50.0, 9.5, 60.0)
-    assert (one.reader_until_s, one.extend_s) == (59.5, inf)
+    lease = held(10.0, 4.0)
+    assert (lease.router_until_s, lease.reader_until_s, lease.extend_s) == (14.0, 14.0, 12.0)
+    lease.extended((b"router",), 20.0, 4.0, 60.0)
+    assert (lease.router_until_s, lease.reader_until_s, lease.extend_s) == (24.0, 14.0, 22.0)
+    lease.extended((b"router", b"reader"), 50.0, 9.5, 60.0)
+    assert (lease.reader_until_s, lease.extend_s) == (59.5, inf)
 
 
 def test_extensions_repeat_until_the_remaining_time_is_too_short() -> None:
-    one = held(0.0, 4.0)
-    renew = one.extend(2.0, 5.0)
+    lease = held(0.0, 4.0)
+    renew = lease.extend(2.0, 5.0)
     assert (renew.credit, renew.name, renew.tickets) == (7, "e", (TICKET, TICKET))
     assert (renew.lease_ids, renew.lease_s, renew.extends) == ((b"router", b"reader"), 5.0, True)
-    assert one.extend_s == 3.0
-    one.extend(3.6, 5.0)
-    assert one.extend_s == inf
+    assert lease.extend_s == 3.0
+    lease.extend(3.6, 5.0)
+    assert lease.extend_s == inf
 
 
 def test_a_ticket_is_stale_once_sent_or_short_but_is_renewed_only_once() -> None:
-    one = held(0.0, 5.0)
-    assert not one.is_stale(5.0)
-    assert one.is_stale(5.1)
-    assert one.renew(lambda: b"second", 4.0, 1.0, "short") == [Renew(7, "e", (TICKET,), (b"second",), 1.0, "short")]
-    assert (one.is_renewing, one.lease_ids) == (True, (b"router", b"reader", b"second"))
-    assert one.renewed((replace(TICKET, lease_id=b"second"),)) == 1
-    assert (one.is_pending, one.reader_until_s) == (False, 5.0)
-    assert not one.is_stale(9.0)
-    one.is_sent = True
-    assert one.is_stale(0.0)
+    lease = held(0.0, 5.0)
+    assert not lease.is_stale(5.0)
+    assert lease.is_stale(5.1)
+    assert lease.renew(lambda: b"second", 4.0, 1.0, "short") == [Renew(7, "e", (TICKET,), (b"second",), 1.0, "short")]
+    assert (lease.is_renewing, lease.lease_ids) == (True, (b"router", b"reader", b"second"))
+    assert lease.renewed((replace(TICKET, lease_id=b"second"),)) == 1
+    assert (lease.is_pending, lease.reader_until_s) == (False, 5.0)
+    assert not lease.is_stale(9.0)
+    lease.is_sent = True
+    assert lease.is_stale(0.0)
 
 
 @pytest.mark.parametrize("changes", [{"key": b"x" * 32}, {"tokens": 5}, {"tensors": ()}, {"lease_id": b"third"}])
 def test_a_renewal_for_another_embedding_is_detected(changes: Any) -> None:
-    one = held()
-    one.renew(lambda: b"second", 4.0, 1.0, "short")
+    lease = held()
+    lease.renew(lambda: b"second", 4.0, 1.0, "short")
     ticket = replace(TICKET, **{"lease_id": b"second", **changes})
-    assert one.renewed((ticket,)) == 0
-    assert ticket.lease_id in one.lease_ids
+    assert lease.renewed((ticket,)) == 0
+    assert ticket.lease_id in lease.lease_ids
 
 
 def test_a_place_is_returned_with_all_leases_and_its_call_is_cancelled() -> None:

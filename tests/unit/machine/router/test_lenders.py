@@ -65,7 +65,7 @@ def test_a_request_is_lent_until_its_call_ends_whatever_it_has_got() -> None:
     for place in places:
         machine.handle(TextReported(place.credit, STARTED), 0)
         machine.handle(FirstToken(place.credit), 0)
-    lent = [one for one in places if one.name == "h"]
+    lent = [place for place in places if place.name == "h"]
     assert machine.lending.requests == 2
     machine.handle(CreditReturned(lent[0].credit), 0)
     assert machine.lending.requests == 1
@@ -84,7 +84,7 @@ def test_while_it_has_items_it_gets_no_text() -> None:
     item = an_item(machine)
     assert [want(machine, number).name for number in range(4)] == ["t"] * 4
     assert not reported(machine)
-    assert [one.request for one in moved(machine.handle(encoded(item), 0))] == [3, 2]
+    assert [effect.request for effect in moved(machine.handle(encoded(item), 0))] == [3, 2]
 
 
 def test_those_that_wait_are_taken_from_the_last_on_if_they_have_not_started() -> None:
@@ -94,7 +94,10 @@ def test_those_that_wait_are_taken_from_the_last_on_if_they_have_not_started() -
     machine.handle(TextReported(places[4].credit, STARTED), 0)
     machine.handle(FirstToken(places[3].credit), 0)
     (first, second) = moved(machine.handle(encoded(item), 0))
-    assert [(one.request, one.credit) for one in (first, second)] == [(2, places[2].credit), (1, places[1].credit)]
+    assert [(effect.request, effect.credit) for effect in (first, second)] == [
+        (2, places[2].credit),
+        (1, places[1].credit),
+    ]
     assert first.grant is not None
     assert first.grant.name == "h"
     assert not reported(machine), "it is full"
@@ -142,14 +145,14 @@ def test_a_request_is_moved_a_few_times_only() -> None:
 def test_what_has_no_token_goes_elsewhere_when_items_have_come_first_for_long() -> None:
     machine = lending()
     places = [want(machine, number) for number in range(5)]
-    begun, waits = [one for one in places if one.name == "h"]
+    begun, waits = [place for place in places if place.name == "h"]
     machine.handle(TextReported(begun.credit, STARTED), 0)
     machine.handle(FirstToken(begun.credit), 0)
     machine.handle(TextReported(waits.credit, STARTED), 0)
     an_item(machine, 90, 1.0)
     assert not reported(machine, now_s=1.0)
     assert not reported(machine, now_s=0.9 + PATIENCE_S)
-    assert [(one.request, one.grant) for one in reported(machine, now_s=1.0 + PATIENCE_S)] == [(4, None)]
+    assert [(effect.request, effect.grant) for effect in reported(machine, now_s=1.0 + PATIENCE_S)] == [(4, None)]
     assert not reported(machine, now_s=9.0)
     assert machine.lending.taken_back == {"held_up": 1, "closed": 0, "slower": 0, "lost": 0}
 
@@ -174,10 +177,10 @@ def test_it_gets_what_its_memory_has_room_for() -> None:
 def test_no_beginning_of_a_prompt_is_computed_at_a_lender() -> None:
     machine = lending()
     machine.handle(LoadReported("t", text_load(10_000, 3, 0)), 0)
-    assert not [one for one in machine.handle(TextWanted(1, 50, early=True), 0) if isinstance(one, Granted)]
+    assert not [effect for effect in machine.handle(TextWanted(1, 50, early=True), 0) if isinstance(effect, Granted)]
 
 
 def test_answers_go_on_elsewhere_as_long_as_a_lender_is_closed() -> None:
     machine = lending(LENDER, TEXT, seen("u", Role.PD))
     grants = [want(machine, number, continues=True, sender="t", covered_tokens=50) for number in range(3)]
-    assert {one.name for one in grants} == {"u"}
+    assert {grant.name for grant in grants} == {"u"}

@@ -22,7 +22,7 @@ def named(tokens: tuple[int, ...] = TOKENS, *items: IdentifiedItem, salt: bytes 
 def test_keys_are_those_of_the_instances() -> None:
     prefixes = PrefixHashes([KeyedItem(b"key", (40, *range(42, 112)))], salt=b"salt")
     whole = KIND.segments(0, len(TOKENS) // SIZE * SIZE)
-    assert named(TOKENS, ITEM) == tuple(one.key(prefixes.hash_before(one.end, TOKENS)) for one in whole)
+    assert named(TOKENS, ITEM) == tuple(segment.key(prefixes.hash_before(segment.end, TOKENS)) for segment in whole)
 
 
 def test_what_begins_differently_has_other_keys_from_there_on() -> None:
@@ -30,7 +30,9 @@ def test_what_begins_differently_has_other_keys_from_there_on() -> None:
     assert not set(plain) & set(named(TOKENS, ITEM, salt=b"other"))
     assert not set(plain) & set(named(TOKENS, IdentifiedItem(40, 71, whole_key((b"key", b"two")))))
     other = named((*TOKENS[:200], 7, *TOKENS[201:]), ITEM)
-    assert [one == two for one, two in zip(plain, other, strict=True)] == [at < 200 // SIZE for at in range(len(plain))]
+    assert [key == other_key for key, other_key in zip(plain, other, strict=True)] == [
+        at < 200 // SIZE for at in range(len(plain))
+    ]
 
 
 @pytest.mark.parametrize(("tokens", "segments"), [(1, 0), (SIZE, 0), (SIZE + 1, 1), (2 * SIZE, 1), (2 * SIZE + 1, 2)])

@@ -176,14 +176,14 @@ class World:
                 case After():
                     self.pauses.append(effect)
                 case Abort(credit=credit):
-                    self.aborted += [one for one in self.calls if self.is_for(one, credit)]
-                    self.calls = [one for one in self.calls if not self.is_for(one, credit)]
+                    self.aborted += [call for call in self.calls if self.is_for(call, credit)]
+                    self.calls = [call for call in self.calls if not self.is_for(call, credit)]
                 case HedgeWanted():
                     self.hedges_wanted.append(effect)
                 case Overtaken(credit):
                     assert credit in self.credits, "it is reported before the credit is returned"
                 case CreditsAbandoned():
-                    self.calls = [one for one in self.calls if not isinstance(one, CreditsWanted)]
+                    self.calls = [call for call in self.calls if not isinstance(call, CreditsWanted)]
                 case EmbeddingGone(credit):
                     assert credit in self.credits, "the loss is reported before the credit is returned"
                 case Release(_, credit, lease_ids):
@@ -327,7 +327,7 @@ class World:
         assert not call.early
         self.avoided = call.avoid
         self.feed(Granted(1, (self.text_grant(call, transfers_kv=transfers_kv),)))
-        (started,) = [one for one in self.take(Generate) if isinstance(one, Generate)]
+        (started,) = [effect for effect in self.take(Generate) if isinstance(effect, Generate)]
         assert (call.tokens, call.max_tokens) == (50, 16)
         assert call.with_items is (self.machine.image_tokens > 0)
         return started
@@ -452,7 +452,7 @@ def test_the_timeline_has_durations_and_instances_of_each_step() -> None:
     world.now_s = 6.0
     world.encode_all()
     call = world.dispatched()
-    assert [one.choices for one in world.effects if isinstance(one, TextWanted)] == [2]
+    assert [effect.choices for effect in world.effects if isinstance(effect, TextWanted)] == [2]
     pulls = (PullReport(1, "tcp", 64, 0.02, cached=False), PullReport(0, "shm", 128, 0.01, cached=True))
     world.feed(TextReported(call.credit, Ready(pulls, 0.5, 0.6)))
     running = machine.timeline(7.0, 11)
@@ -537,7 +537,7 @@ def queue_positions(world: World) -> list[QueuePosition]:
 
 def test_a_request_is_due_by_its_objective_and_lost_by_what_each_stage_needs() -> None:
     found = queue_positions(expecting(Expected(4.0, ALONE)))
-    assert [(one.priority, one.due_s, one.lost_s, one.aged_s) for one in found] == [
+    assert [(position.priority, position.due_s, position.lost_s, position.aged_s) for position in found] == [
         (3, 5.0, 5.0 - 0.75, 5.0 + PATIENCE_S),
         (3, 5.0, 5.0 - 0.75, 5.0 + PATIENCE_S),
         (3, 5.0, 5.0 - 0.25, 5.0 + PATIENCE_S),
@@ -547,7 +547,7 @@ def test_a_request_is_due_by_its_objective_and_lost_by_what_each_stage_needs() -
 def test_each_position_counts_its_tenants_share_of_that_stage() -> None:
     shares = {Stage.ENCODE: Share(1.0), Stage.PREFILL: Share(40.0)}
     world = expecting(Expected(4.0, ALONE), share=shares.__getitem__)
-    assert [one.behind_s for one in queue_positions(world)] == [1.0, 1.0, 40.0]
+    assert [position.behind_s for position in queue_positions(world)] == [1.0, 1.0, 40.0]
 
 
 def test_an_answer_that_goes_on_is_due_as_before_and_never_lost() -> None:
@@ -556,7 +556,7 @@ def test_an_answer_that_goes_on_is_due_as_before_and_never_lost() -> None:
     world.feed(FirstToken(call.credit))
     world.now_s = 60.0
     world.feed(failed(call, InstanceLost("gone")))
-    assert [(one.due_s, one.lost_s) for one in queue_positions(world)] == [(5.0, inf)] * 3
+    assert [(position.due_s, position.lost_s) for position in queue_positions(world)] == [(5.0, inf)] * 3
 
 
 @pytest.mark.parametrize(
@@ -576,10 +576,10 @@ def test_the_shorter_deadline_wins_and_what_is_unknown_counts_as_nothing(
 
 
 def test_the_ordering_that_is_chosen_orders_every_queue() -> None:
-    assert {one.due_s for one in queue_positions(expecting(Expected(4.0, ALONE), name="first-come"))} == {1.0}
-    assert {one.due_s for one in queue_positions(expecting(Expected(4.0, ALONE), name="deadline", deadline_s=9.0))} == {
-        9.0
-    }
+    assert {position.due_s for position in queue_positions(expecting(Expected(4.0, ALONE), name="first-come"))} == {1.0}
+    assert {
+        position.due_s for position in queue_positions(expecting(Expected(4.0, ALONE), name="deadline", deadline_s=9.0))
+    } == {9.0}
 
 
 def test_shards_of_an_item_are_placed_consecutively() -> None:
@@ -750,8 +750,8 @@ def test_a_requeue_ends_the_pause_of_an_item() -> None:
     assert isinstance(second, Encode)
     world.feed(failed(first, Overloaded("busy")))
     world.feed(failed(second, ArenaFull("full")))
-    one, everything = world.pauses
-    assert world.feed(one.event) == []
+    single, everything = world.pauses
+    assert world.feed(single.event) == []
     (again,) = [effect for effect in world.feed(everything.event) if isinstance(effect, CreditsWanted)]
     assert ([want.item for want in again.wants], again.wait) == ([0, 1], True)
 
@@ -1074,7 +1074,7 @@ def test_a_stream_that_breaks_goes_on_elsewhere_with_its_items_placed_anew(error
     assert wanted.continues
     second = world.place_text(wanted)
     assert second.kind is AttemptKind.DECODE
-    assert [one.item for one in second.placements] == [0, 1]
+    assert [placement.item for placement in second.placements] == [0, 1]
     assert len(world.leases) == 4, "they are held until the second instance has its first token"
     world.feed(FirstToken(first.credit))
     assert world.machine.phase is RequestPhase.DISPATCHING, "a late event of the first instance"
@@ -1505,10 +1505,10 @@ ONE_CALL_ENDS = [InstanceLost("gone"), Overloaded("busy"), ArenaFull("full"), En
 
 
 @pytest.mark.parametrize("error", ONE_CALL_ENDS)
-@pytest.mark.parametrize("which", [0, 1])
-def test_when_one_of_two_calls_fails_the_other_one_goes_on(which: int, error: TriptychError) -> None:
+@pytest.mark.parametrize("index", [0, 1])
+def test_when_one_of_two_calls_fails_the_other_one_goes_on(index: int, error: TriptychError) -> None:
     world, *calls = two_calls()
-    failing, other = calls[which], calls[1 - which]
+    failing, other = calls[index], calls[1 - index]
     world.calls.remove(failing)
     effects = world.feed(failed(failing, error))
     assert EmbeddingGone(failing.credit) in effects
@@ -1598,7 +1598,7 @@ def test_a_hedge_that_comes_too_late_is_given_back() -> None:
 
 
 def alarms(effects: list[RequestEffect]) -> list[float]:
-    return [one.delay_s for one in effects if isinstance(one, After) and one.event is Signal.LEASES_DUE]
+    return [effect.delay_s for effect in effects if isinstance(effect, After) and effect.event is Signal.LEASES_DUE]
 
 
 def extends(effects: list[RequestEffect]) -> list[Renew]:
@@ -1917,7 +1917,7 @@ def test_a_request_that_waits_is_moved_to_the_place_that_is_kept_for_it() -> Non
     world.encode_all()
     first = world.dispatched()
     world.move(first)
-    assert [one.credit for one in world.effects if isinstance(one, Abort)] == [first.credit]
+    assert [effect.credit for effect in world.effects if isinstance(effect, Abort)] == [first.credit]
     world.renew_all()
     (call,) = world.take(TextWanted)
     assert isinstance(call, TextWanted)

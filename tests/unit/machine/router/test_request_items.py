@@ -39,8 +39,8 @@ def encode(made: RequestItems, number: int) -> None:
     made.validate()
 
 
-def answer(item: RequestItem, which: int = 0) -> list[RequestEffect]:
-    attempt = (item.held, item.hedge)[which]
+def answer(item: RequestItem, index: int = 0) -> list[RequestEffect]:
+    attempt = (item.held, item.hedge)[index]
     assert attempt is not None
     assert attempt.leases is not None
     own, reader = attempt.leases.lease_ids
@@ -65,7 +65,7 @@ def test_a_reader_gets_all_tickets_once_every_item_is_encoded() -> None:
         ready.append(made.are_ready)
     assert ready == [False, False, True]
     assert made.nbytes_by_encoder() == {"i-a": 256, "i-b": 128}
-    assert [one.ticket.address for one in made.placements()] == ["a", "b", "a"]
+    assert [placement.ticket.address for placement in made.placements()] == ["a", "b", "a"]
     assert [leases.is_sent for leases in made.leases] == [True] * 3
     assert made.read() == [EmbeddingsRead((0, 1, 2))]
     assert [effect.name for effect in made.release("over", 2.0) if isinstance(effect, Release)] == ["a", "b", "a"]
@@ -91,7 +91,7 @@ def test_leases_are_extended_at_half_of_their_time_by_one_alarm() -> None:
     encode(made, 1)
     assert made.watch_leases(2.0) == [], "the alarm that is set comes in time"
     effects = made.leases_due(5.0, 20.0)
-    assert [(one.credit, one.lease_s) for one in effects if isinstance(one, Renew) and one.extends] == [
+    assert [(effect.credit, effect.lease_s) for effect in effects if isinstance(effect, Renew) and effect.extends] == [
         (0, 20.0),
         (1, 20.0),
     ]
@@ -104,7 +104,7 @@ def test_hedges_are_wanted_again_while_the_item_takes_long() -> None:
     assert alarms(made.watch_hedges(4.0, 0.0)) == [(4.0, Signal.HEDGES_DUE)]
     assert made.watch_hedges(6.0, 0.0) == []
     effects = made.hedges_due(3, 4.0)
-    assert [(one.request, one.want.item) for one in effects if isinstance(one, HedgeWanted)] == [(3, 0)]
+    assert [(effect.request, effect.want.item) for effect in effects if isinstance(effect, HedgeWanted)] == [(3, 0)]
     assert alarms(effects) == [(1.0, Signal.HEDGES_DUE)], "a quarter of what it has taken"
 
 
@@ -117,15 +117,15 @@ def test_a_hedge_of_an_item_that_is_encoded_is_noticed() -> None:
 
 
 def test_the_slower_of_two_calls_is_overtaken() -> None:
-    for which in (0, 1):
+    for index in (0, 1):
         (item,) = items("a")
         hedge(item)
-        slower = (item.held, item.hedge)[1 - which]
+        slower = (item.held, item.hedge)[1 - index]
         assert slower is not None
-        effects = answer(item, which)
-        assert [type(effect) for effect in effects] == [Overtaken, Abort, Release][1 - which :]
+        effects = answer(item, index)
+        assert [type(effect) for effect in effects] == [Overtaken, Abort, Release][1 - index :]
         assert (slower.ended, item.held, item.losses) == (Ending.OVERTAKEN, item.served, 0)
-        assert item.timeline(None).hedge_won == bool(which)
+        assert item.timeline(None).hedge_won == bool(index)
 
 
 def test_credits_and_leases_are_released_once() -> None:

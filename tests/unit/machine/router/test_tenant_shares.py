@@ -44,7 +44,11 @@ def test_what_is_within_the_share_is_never_lost_and_goes_before_what_is_beyond()
     stage = Stage()
     stage.enter(B)
     shares = [stage.enter(A, 3).share for _ in range(4)]
-    assert [one.within for one in shares] == [one.behind_s <= BURST_S for one in shares] == [True, True, False, False]
+    assert (
+        [share.within for share in shares]
+        == [share.behind_s <= BURST_S for share in shares]
+        == [True, True, False, False]
+    )
 
 
 def test_a_tenant_alone_is_ordered_as_without_tenants() -> None:
@@ -165,7 +169,7 @@ def test_served_by_their_order_two_that_always_want_more_get_work_by_their_weigh
         send(heavy)
     got = {"a": 0, "heavy": 0}
     for _ in range(200):
-        first = min(waiting, key=lambda one: one[0])
+        first = min(waiting, key=lambda entry: entry[0])
         waiting.remove(first)
         stage.serve(first[1])
         got[first[1].tenant] += first[1].work

@@ -220,7 +220,7 @@ def test_no_prompt_passes_a_suspect_that_waits_for_memory() -> None:
         "though it has room"
     )
     granted = machine.handle(CreditReturned(first.credit), 0)
-    assert [one.request for one in granted if isinstance(one, Granted)] == [2, 3]
+    assert [effect.request for effect in granted if isinstance(effect, Granted)] == [2, 3]
 
 
 def test_a_suspect_waits_until_another_has_its_first_token_and_holds_up_nobody() -> None:
@@ -229,7 +229,7 @@ def test_a_suspect_waits_until_another_has_its_first_token_and_holds_up_nobody()
     assert machine.handle(TextWanted(2, 50, max_tokens=EXPECTED, suspect=True), 0) == []
     assert want(machine, 3).name == "t"
     granted = machine.handle(FirstToken(first.credit), 0)
-    assert [one.request for one in granted if isinstance(one, Granted)] == [2]
+    assert [effect.request for effect in granted if isinstance(effect, Granted)] == [2]
 
 
 def test_a_few_suspects_go_on_with_their_answers_together() -> None:
@@ -239,7 +239,7 @@ def test_a_few_suspects_go_on_with_their_answers_together() -> None:
     assert machine.handle(prompt, 0) == [], "its first token is to come"
     assert machine.handle(replace(prompt, request=MOST_TOGETHER + 1, continues=True), 0) == []
     granted = machine.handle(FirstToken(together[0].credit), 0)
-    assert [one.request for one in granted if isinstance(one, Granted)] == [MOST_TOGETHER + 1]
+    assert [effect.request for effect in granted if isinstance(effect, Granted)] == [MOST_TOGETHER + 1]
 
 
 def test_a_prompt_that_waits_is_refused_when_those_that_prefill_are_gone() -> None:

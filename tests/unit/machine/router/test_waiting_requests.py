@@ -13,7 +13,7 @@ def wanted(request: int, due_s: float, lost_s: float = 100.0, *, priority: int =
 
 def order(waiting: WaitingRequests[CreditsWanted]) -> list[int]:
     waiting.validate()
-    return [one.wanted.request for one in waiting.in_order]
+    return [entry.wanted.request for entry in waiting.in_order]
 
 
 def test_they_are_served_by_their_turns_and_those_that_are_lost_behind_them() -> None:

@@ -39,16 +39,16 @@ def state(running: CountedBatch[CountedSequence]) -> tuple[object, ...]:
 @pytest.mark.parametrize("seed", range(20))
 def test_many_steps_at_once_are_as_many_steps(seed: int) -> None:
     rng, other = Random(seed), Random(seed)
-    one, many = batch(), batch()
+    stepwise, many = batch(), batch()
     for number in range(60):
         if rng.random() < 0.5:
             sizes = rng.randrange(1, 60), rng.randrange(1, 40)
             choices = tuple(range(rng.choice((1, 1, 2))))
-            for running in (one, many):
+            for running in (stepwise, many):
                 running.add(sequence(str(number), *sizes, place=number, choices=choices))
-        if rng.random() < 0.1 and one.running:
-            leaving = rng.choice(list(one.running))
-            for running in (one, many):
+        if rng.random() < 0.1 and stepwise.running:
+            leaving = rng.choice(list(stepwise.running))
+            for running in (stepwise, many):
                 running.cancel(leaving)
         if steps := many.steady_steps():
             steps = other.randrange(1, steps + 1)
@@ -56,13 +56,13 @@ def test_many_steps_at_once_are_as_many_steps(seed: int) -> None:
             many.advance(steps - ends)
             answered = [known.request_id for known in many.end(many.begin(prefill=False))] if ends else []
             for left in range(steps, 0, -1):
-                assert one.steady_steps() >= left, "nothing else may happen before"
-                before = step(one)
+                assert stepwise.steady_steps() >= left, "nothing else may happen before"
+                before = step(stepwise)
             assert not ends or answered == before
         else:
-            assert step(many) == step(one)
+            assert step(many) == step(stepwise)
         many.validate()
-        assert state(many) == state(one)
+        assert state(many) == state(stepwise)
 
 
 def test_nothing_is_steady_while_a_prompt_can_be_computed() -> None:

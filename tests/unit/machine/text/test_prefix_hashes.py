@@ -46,15 +46,15 @@ def hash_before(end: int, tokens: list[int] = TOKENS, *items: KeyedItem, salt: b
 
 @pytest.mark.parametrize("end", [0, 1, 63, 64, 65, 120, 128, 130, 200])
 def test_a_beginning_has_one_hash_in_whatever_order_it_is_asked(end: int) -> None:
-    one = PrefixHashes([ITEM], salt=b"t")
+    hashes = PrefixHashes([ITEM], salt=b"t")
     for other in (200, 3, 64):
-        one.hash_before(other, TOKENS)
+        hashes.hash_before(other, TOKENS)
     expected = PrefixHashes([ITEM], salt=b"t").hash_before(end, TOKENS[:end])
-    assert one.hash_before(end, TOKENS) == expected
+    assert hashes.hash_before(end, TOKENS) == expected
     grown = TOKENS[:end]
-    two = PrefixHashes([ITEM], salt=b"t")
-    two.hash_before(end // 2, grown)
-    assert two.hash_before(end, [*grown, 7, 8]) == expected
+    twice = PrefixHashes([ITEM], salt=b"t")
+    twice.hash_before(end // 2, grown)
+    assert twice.hash_before(end, [*grown, 7, 8]) == expected
 
 
 def test_hashes_of_beginnings_depend_on_all_before_and_on_nothing_after() -> None:

@@ -67,21 +67,21 @@ class Engine:
             )
             for choice in range(choices)
         ]
-        for one, tokens in zip(sequences, begun, strict=False):
+        for sequence, tokens in zip(sequences, begun, strict=False):
             for _ in range(tokens):
-                one.append(self._next(one))
+                sequence.append(self._next(sequence))
         for sequence in sequences:
             sequence.arriving, sequence.pauses = arriving, pauses
         self.batch.add(sequences)
 
     def unpack(self, name: str, choice: int, end: int) -> None:
         """Bring the positions of an arriving choice up to ``end``."""
-        one = self.batch.running_choice(name, choice)
-        assert one is not None
+        sequence = self.batch.running_choice(name, choice)
+        assert sequence is not None
         assert (name, choice) in self.batch.arriving
-        for position in range(one.computed, end):
-            self.memory[self.slot(one.sequence_id, position)] = tuple(one.token_ids[: position + 1])
-        self.batch.arrive(one, end)
+        for position in range(sequence.computed, end):
+            self.memory[self.slot(sequence.sequence_id, position)] = tuple(sequence.token_ids[: position + 1])
+        self.batch.arrive(sequence, end)
         self.batch.validate()
 
     def slot(self, sequence_id: str, position: int) -> int:
@@ -128,14 +128,14 @@ class Engine:
         self.batch.validate()
         return step
 
-    def _extend(self, one: Sequence) -> None:
-        one.append(self._next(one))
-        self.answers[one.sequence_id] = one.answer
-        if one.generated == one.max_tokens:
-            self.batch.remove(one.request_id, one.choice)
+    def _extend(self, sequence: Sequence) -> None:
+        sequence.append(self._next(sequence))
+        self.answers[sequence.sequence_id] = sequence.answer
+        if sequence.generated == sequence.max_tokens:
+            self.batch.remove(sequence.request_id, sequence.choice)
 
-    def _next(self, one: Sequence) -> int:
-        return Random(f"{self.seed} {one.choice} {one.token_ids}").randrange(3)
+    def _next(self, sequence: Sequence) -> int:
+        return Random(f"{self.seed} {sequence.choice} {sequence.token_ids}").randrange(3)
 
     def run(self, most_steps: int) -> None:
         for _ in range(most_steps):
@@ -152,7 +152,7 @@ class Engine:
             most_steps -= 1
 
 
-def engine(
+def new_engine(
     blocks: int = 16,
     *,
     contiguous: bool = True,
@@ -177,283 +177,283 @@ def engine(
 
 
 def test_a_sequence_takes_the_blocks_it_needs_now_and_grows() -> None:
-    one = engine()
-    one.add("a", [0] * 7, 9)
-    one.step()
-    assert one.batch.blocks.available == 14
-    one.step()
-    one.step()
-    assert one.batch.blocks.available == 13
+    engine = new_engine()
+    engine.add("a", [0] * 7, 9)
+    engine.step()
+    assert engine.batch.blocks.available == 14
+    engine.step()
+    engine.step()
+    assert engine.batch.blocks.available == 13
 
 
 def test_pending_tokens_are_those_to_compute_and_to_generate() -> None:
-    one = engine(token_budget=4)
-    one.add("a", [0] * 6, 3, choices=2, keyed=False)
-    pending = [one.batch.pending_tokens]
-    while one.batch.has_work:
-        one.step()
-        pending.append(one.batch.pending_tokens)
+    engine = new_engine(token_budget=4)
+    engine.add("a", [0] * 6, 3, choices=2, keyed=False)
+    pending = [engine.batch.pending_tokens]
+    while engine.batch.has_work:
+        engine.step()
+        pending.append(engine.batch.pending_tokens)
     assert pending == [12, 8, 4, 2, 0]
 
 
 def test_decodes_go_before_prefills() -> None:
-    one = engine(token_budget=8)
-    one.add("a", list(range(20)), 2, keyed=False, bidirectional=(Span(4, 8),))
-    one.add("b", [0] * 3, 4, keyed=False)
-    assert [(part.sequence.request_id, part.count) for part in one.step().parts] == [("a", 4), ("b", 3)]
-    assert [(part.sequence.request_id, part.count) for part in one.step().parts] == [("b", 1), ("a", 8)]
-    one = engine(token_budget=8)
-    one.add("a", list(range(20)), 2, keyed=False, bidirectional=(Span(4, 8),))
-    one.add("b", [0] * 5, 4, keyed=False)
-    assert [(part.sequence.request_id, part.count) for part in one.step().parts] == [("a", 4), ("b", 4)]
-    assert [(part.sequence.request_id, part.count) for part in one.step().parts] == [("a", 8)], (
+    engine = new_engine(token_budget=8)
+    engine.add("a", list(range(20)), 2, keyed=False, bidirectional=(Span(4, 8),))
+    engine.add("b", [0] * 3, 4, keyed=False)
+    assert [(part.sequence.request_id, part.count) for part in engine.step().parts] == [("a", 4), ("b", 3)]
+    assert [(part.sequence.request_id, part.count) for part in engine.step().parts] == [("b", 1), ("a", 8)]
+    engine = new_engine(token_budget=8)
+    engine.add("a", list(range(20)), 2, keyed=False, bidirectional=(Span(4, 8),))
+    engine.add("b", [0] * 5, 4, keyed=False)
+    assert [(part.sequence.request_id, part.count) for part in engine.step().parts] == [("a", 4), ("b", 4)]
+    assert [(part.sequence.request_id, part.count) for part in engine.step().parts] == [("a", 8)], (
         "the last token of a prompt is not a decode"
     )
 
 
 def test_prompts_get_fewer_tokens_of_a_step_while_answers_run() -> None:
-    one = engine(token_budget=8, beside_decodes=3)
-    one.add("a", [0] * 5, 3, keyed=False)
-    one.add("b", list(range(20)), 2, keyed=False)
-    sizes = [[part.count for part in one.step().parts] for _ in range(5)]
+    engine = new_engine(token_budget=8, beside_decodes=3)
+    engine.add("a", [0] * 5, 3, keyed=False)
+    engine.add("b", list(range(20)), 2, keyed=False)
+    sizes = [[part.count for part in engine.step().parts] for _ in range(5)]
     assert sizes == [[5, 3], [1, 3], [1, 3], [8], [3]]
-    one.run(2)
-    assert len(one.answers["b/0"]) == 2
+    engine.run(2)
+    assert len(engine.answers["b/0"]) == 2
 
 
 def test_prefills_can_be_paused_while_decodes_continue() -> None:
-    one = engine(token_budget=8)
-    one.add("a", [0] * 3, 9, keyed=False)
-    one.step()
-    one.add("b", list(range(12)), 2, keyed=False)
-    assert [part.sequence.request_id for part in one.batch.plan(prefill=False).parts] == ["a"]
-    assert not one.batch.blocks.table("b/0"), "a paused sequence holds no memory"
-    assert [(part.sequence.request_id, part.count) for part in one.step().parts] == [("a", 1), ("b", 7)]
-    assert [part.sequence.request_id for part in one.batch.plan(prefill=False).parts] == ["a"], (
+    engine = new_engine(token_budget=8)
+    engine.add("a", [0] * 3, 9, keyed=False)
+    engine.step()
+    engine.add("b", list(range(12)), 2, keyed=False)
+    assert [part.sequence.request_id for part in engine.batch.plan(prefill=False).parts] == ["a"]
+    assert not engine.batch.blocks.table("b/0"), "a paused sequence holds no memory"
+    assert [(part.sequence.request_id, part.count) for part in engine.step().parts] == [("a", 1), ("b", 7)]
+    assert [part.sequence.request_id for part in engine.batch.plan(prefill=False).parts] == ["a"], (
         "a started prefill waits too"
     )
-    one.run(20)
-    assert len(one.answers["a/0"]) == 9
-    assert len(one.answers["b/0"]) == 2
+    engine.run(20)
+    assert len(engine.answers["a/0"]) == 9
+    assert len(engine.answers["b/0"]) == 2
 
 
 def test_the_first_turn_is_that_of_a_prompt_that_the_next_step_could_compute() -> None:
-    one = engine(8, max_sequences=2, token_budget=4)
+    engine = new_engine(8, max_sequences=2, token_budget=4)
     queue_positions = [QueuePosition(0, float(due_s), due_s) for due_s in range(4)]
 
     def first() -> QueuePosition | None:
-        return one.batch.prefill_queue_position
+        return engine.batch.prefill_queue_position
 
-    one.add("a", [0] * 6, 20, keyed=False, queue_position=queue_positions[2])
+    engine.add("a", [0] * 6, 20, keyed=False, queue_position=queue_positions[2])
     assert first() == queue_positions[2]
-    one.step()
+    engine.step()
     assert first() == queue_positions[2], "half of it is computed"
-    one.add("b", [1] * 6, 20, keyed=False, queue_position=queue_positions[1])
+    engine.add("b", [1] * 6, 20, keyed=False, queue_position=queue_positions[1])
     assert first() == queue_positions[1]
     for _ in range(4):
-        one.step()
+        engine.step()
     assert first() is None, "both decode"
-    one.add("c", [2] * 6, 20, keyed=False, queue_position=queue_positions[0])
+    engine.add("c", [2] * 6, 20, keyed=False, queue_position=queue_positions[0])
     assert first() is None, "there is no place for it"
 
 
 def test_a_prompt_is_ready_while_it_can_be_prefilled() -> None:
-    one = engine(8, max_sequences=2, token_budget=4)
+    engine = new_engine(8, max_sequences=2, token_budget=4)
 
     def ready() -> bool:
-        return one.batch.prefill_queue_position is not None
+        return engine.batch.prefill_queue_position is not None
 
     assert not ready()
-    one.add("a", [0] * 6, 20, keyed=False)
+    engine.add("a", [0] * 6, 20, keyed=False)
     assert ready()
-    one.step()
+    engine.step()
     assert ready(), "two of its positions are left"
-    one.step()
+    engine.step()
     assert not ready()
-    one.add("large", [0] * 30, 2, keyed=False)
+    engine.add("large", [0] * 30, 2, keyed=False)
     assert not ready(), "there is no memory for it while the other has its own"
-    one.batch.remove("a")
+    engine.batch.remove("a")
     assert ready()
-    one.batch.remove("large")
-    one.add("b", [0] * 2, 4, choices=2, keyed=False)
-    one.step()
-    one.add("c", [0] * 2, 4, keyed=False)
+    engine.batch.remove("large")
+    engine.add("b", [0] * 2, 4, choices=2, keyed=False)
+    engine.step()
+    engine.add("c", [0] * 2, 4, keyed=False)
     assert not ready(), "no place is free"
-    one.run(20)
+    engine.run(20)
     assert not ready()
 
 
 def test_a_position_computed_ahead_of_its_token_is_not_pending() -> None:
-    batch = engine().batch
-    one = Sequence(request_id="a", token_ids=[1, 2, 3, 4], prompt_tokens=4, max_tokens=3)
-    batch.add([one])
+    batch = new_engine().batch
+    sequence = Sequence(request_id="a", token_ids=[1, 2, 3, 4], prompt_tokens=4, max_tokens=3)
+    batch.add([sequence])
     batch.plan()
-    batch.advance(one, 4)
+    batch.advance(sequence, 4)
     assert batch.pending_tokens == 3
-    one.append(7)
+    sequence.append(7)
     batch.plan()
-    batch.advance(one, 1)
+    batch.advance(sequence, 1)
     assert batch.pending_tokens == 2
 
 
 def test_placement_reserves_bounded_room_for_the_answer() -> None:
     for max_tokens, behind in ((8, 3), (100, 5)):
-        one = engine(32)
-        one.add("a", [0] * 4, max_tokens, keyed=False)
-        one.add("b", [1] * 4, 4, keyed=False)
-        one.step()
-        assert one.batch.blocks.table("b/0")[0] == behind
+        engine = new_engine(32)
+        engine.add("a", [0] * 4, max_tokens, keyed=False)
+        engine.add("b", [1] * 4, 4, keyed=False)
+        engine.step()
+        assert engine.batch.blocks.table("b/0")[0] == behind
 
 
 def test_choices_start_when_there_is_memory_for_all_of_them() -> None:
     for blocks, starts in ((9, True), (8, False)):
-        one = engine(blocks)
-        one.add("a", [0] * 9, 2, choices=3, keyed=False)
-        assert bool(one.step().parts) == starts
+        engine = new_engine(blocks)
+        engine.add("a", [0] * 9, 2, choices=3, keyed=False)
+        assert bool(engine.step().parts) == starts
 
 
 def test_blocks_of_a_failed_sequence_are_not_reused() -> None:
     for is_sound, first in ((True, 8), (False, 0)):
-        one = engine()
-        one.add("a", [0] * 9, 4)
-        one.step()
-        one.batch.remove("a", is_sound=is_sound)
-        one.add("b", [0] * 9, 4)
-        assert one.step().parts[0].first == first
+        engine = new_engine()
+        engine.add("a", [0] * 9, 4)
+        engine.step()
+        engine.batch.remove("a", is_sound=is_sound)
+        engine.add("b", [0] * 9, 4)
+        assert engine.step().parts[0].first == first
 
 
 def test_a_preempted_sequence_is_recomputed_in_chunks() -> None:
-    one = engine(6, token_budget=4)
-    one.add("old", [0] * 7, 9, keyed=False)
-    one.add("young", [1] * 6, 8, keyed=False)
-    one.run(100)
-    at = next(number for number, step in enumerate(one.steps) if step.preempted)
-    again = [part for step in one.steps[at:] for part in step.parts if part.sequence.request_id == "young"]
+    engine = new_engine(6, token_budget=4)
+    engine.add("old", [0] * 7, 9, keyed=False)
+    engine.add("young", [1] * 6, 8, keyed=False)
+    engine.run(100)
+    at = next(number for number, step in enumerate(engine.steps) if step.preempted)
+    again = [part for step in engine.steps[at:] for part in step.parts if part.sequence.request_id == "young"]
     assert (again[0].first, again[0].count, again[1].first) == (0, 4, 4)
     assert again[1].count > 1
 
 
 @pytest.mark.parametrize("contiguous", [True, False])
 def test_a_preempted_sequence_goes_on_from_its_copy(contiguous: bool) -> None:
-    one = engine(6, contiguous=contiguous, copied_positions=11)
-    one.add("old", [0] * 7, 9, keyed=False)
-    one.add("young", [1] * 6, 8, keyed=False)
-    (sequence,) = until_preempted(one)
+    engine = new_engine(6, contiguous=contiguous, copied_positions=11)
+    engine.add("old", [0] * 7, 9, keyed=False)
+    engine.add("young", [1] * 6, 8, keyed=False)
+    (sequence,) = until_preempted(engine)
     length = sequence.length
     assert sequence.copy is not None
     assert sequence.copy.segment.positions == length - 1 == 11
     assert (
-        one.batch.pending_tokens - sum(other.pending_tokens for other in one.batch.choices("old"))
+        engine.batch.pending_tokens - sum(other.pending_tokens for other in engine.batch.choices("old"))
         == sequence.left_tokens
     )
-    one.run(100)
-    at = next(number for number, step in enumerate(one.steps) if step.preempted)
-    again = [part for step in one.steps[at:] for part in step.parts if part.sequence.request_id == "young"]
+    engine.run(100)
+    at = next(number for number, step in enumerate(engine.steps) if step.preempted)
+    again = [part for step in engine.steps[at:] for part in step.parts if part.sequence.request_id == "young"]
     assert (again[0].first, again[0].count) == (length - 1, 1), "only its last token is computed"
-    assert one.answers == engine_alone(("old", [0] * 7, 9), ("young", [1] * 6, 8))
-    assert one.batch.copies is not None
-    assert one.batch.copies.stats.out == one.batch.copies.stats.back == 1
-    assert one.batch.copies.stats.back_bytes == one.batch.copies.stats.out_bytes == 11 * 64
-    assert one.batch.copies.stats.back_tokens == 11
-    assert one.batch.copies.stats.held_bytes == 0
+    assert engine.answers == engine_alone(("old", [0] * 7, 9), ("young", [1] * 6, 8))
+    assert engine.batch.copies is not None
+    assert engine.batch.copies.stats.out == engine.batch.copies.stats.back == 1
+    assert engine.batch.copies.stats.back_bytes == engine.batch.copies.stats.out_bytes == 11 * 64
+    assert engine.batch.copies.stats.back_tokens == 11
+    assert engine.batch.copies.stats.held_bytes == 0
 
 
 def test_without_room_for_a_copy_a_sequence_is_recomputed() -> None:
-    one = engine(6, copied_positions=10)
-    one.add("old", [0] * 7, 9, keyed=False)
-    one.add("young", [1] * 6, 8, keyed=False)
-    one.run(100)
-    assert one.answers == engine_alone(("old", [0] * 7, 9), ("young", [1] * 6, 8))
-    assert one.batch.preemptions == 1
-    assert one.batch.copies is not None
-    assert one.batch.copies.stats.out == 0
+    engine = new_engine(6, copied_positions=10)
+    engine.add("old", [0] * 7, 9, keyed=False)
+    engine.add("young", [1] * 6, 8, keyed=False)
+    engine.run(100)
+    assert engine.answers == engine_alone(("old", [0] * 7, 9), ("young", [1] * 6, 8))
+    assert engine.batch.preemptions == 1
+    assert engine.batch.copies is not None
+    assert engine.batch.copies.stats.out == 0
 
 
 def test_a_half_computed_prompt_goes_on_from_its_copy() -> None:
-    one = engine(7, token_budget=2, copied_positions=64)
-    one.add("old", [0] * 3, 24, keyed=False)
+    engine = new_engine(7, token_budget=2, copied_positions=64)
+    engine.add("old", [0] * 3, 24, keyed=False)
     for _ in range(3):
-        one.step()
-    one.add("young", list(range(14)), 2, keyed=False)
-    preempted = until_preempted(one)
+        engine.step()
+    engine.add("young", list(range(14)), 2, keyed=False)
+    preempted = until_preempted(engine)
     assert [gone.request_id for gone in preempted] == ["young"]
     computed = preempted[0].copy
     assert computed is not None
     assert 0 < computed.segment.positions < 14
-    one.run(200)
-    assert one.answers == engine_alone(("old", [0] * 3, 24), ("young", list(range(14)), 2))
+    engine.run(200)
+    assert engine.answers == engine_alone(("old", [0] * 3, 24), ("young", list(range(14)), 2))
 
 
 def test_what_the_prefix_cache_has_kept_is_not_copied_back() -> None:
-    one = engine(8, contiguous=False, copied_positions=64)
-    one.add("old", [0] * 4, 20)
-    one.step()
-    one.add("young", [1] * 12, 9)
-    until_preempted(one)
-    (sequence,) = one.batch.choices("young")
+    engine = new_engine(8, contiguous=False, copied_positions=64)
+    engine.add("old", [0] * 4, 20)
+    engine.step()
+    engine.add("young", [1] * 12, 9)
+    until_preempted(engine)
+    (sequence,) = engine.batch.choices("young")
     assert sequence.copy is not None
-    kept, copied = len(one.batch._found(sequence)) * BLOCK, sequence.copy.segment.positions
+    kept, copied = len(engine.batch._found(sequence)) * BLOCK, sequence.copy.segment.positions
     assert 0 < kept < copied
-    one.batch.remove("old")
-    one.step()
-    assert one.batch.copies is not None
-    assert one.batch.copies.stats.back_tokens == copied - kept
-    one.run(30)
-    assert one.answers["young/0"] == engine_alone(("young", [1] * 12, 9))["young/0"]
+    engine.batch.remove("old")
+    engine.step()
+    assert engine.batch.copies is not None
+    assert engine.batch.copies.stats.back_tokens == copied - kept
+    engine.run(30)
+    assert engine.answers["young/0"] == engine_alone(("young", [1] * 12, 9))["young/0"]
 
 
 def test_a_copied_prefix_is_found_by_others() -> None:
-    one = engine(12, contiguous=False, copied_positions=64, max_sequences=2)
-    one.add("old", [0] * 4, 40)
-    one.step()
-    one.add("young", [1] * 9, 20)
-    until_preempted(one)
-    assert any(isinstance(move, CopyIn) for _ in range(60) for move in one.step().moves)
-    one.batch.remove("old")
-    one.add("like", [1] * 9, 3)
-    assert next(part.first for part in one.step().parts if part.sequence.request_id == "like") == 8
-    one.run(60)
-    assert one.answers["young/0"] == engine_alone(("young", [1] * 9, 20))["young/0"]
+    engine = new_engine(12, contiguous=False, copied_positions=64, max_sequences=2)
+    engine.add("old", [0] * 4, 40)
+    engine.step()
+    engine.add("young", [1] * 9, 20)
+    until_preempted(engine)
+    assert any(isinstance(move, CopyIn) for _ in range(60) for move in engine.step().moves)
+    engine.batch.remove("old")
+    engine.add("like", [1] * 9, 3)
+    assert next(part.first for part in engine.step().parts if part.sequence.request_id == "like") == 8
+    engine.run(60)
+    assert engine.answers["young/0"] == engine_alone(("young", [1] * 9, 20))["young/0"]
 
 
 @pytest.mark.parametrize("choice", [None, 0])
 def test_a_sequence_that_ends_while_it_is_preempted_frees_its_copy(choice: int | None) -> None:
-    one = engine(6, copied_positions=64)
-    one.add("old", [0] * 7, 9, keyed=False)
-    one.add("young", [1] * 6, 8, keyed=False)
-    until_preempted(one)
-    assert one.batch.copies is not None
-    assert one.batch.copies.stats.held_bytes == 11 * 64
-    one.batch.remove("young", choice)
-    assert one.batch.copies.stats.held_bytes == 0
-    one.batch.validate()
-    one.run(30)
+    engine = new_engine(6, copied_positions=64)
+    engine.add("old", [0] * 7, 9, keyed=False)
+    engine.add("young", [1] * 6, 8, keyed=False)
+    until_preempted(engine)
+    assert engine.batch.copies is not None
+    assert engine.batch.copies.stats.held_bytes == 11 * 64
+    engine.batch.remove("young", choice)
+    assert engine.batch.copies.stats.held_bytes == 0
+    engine.batch.validate()
+    engine.run(30)
 
 
 def test_the_next_choice_begins_anew_when_a_preempted_leader_is_cancelled() -> None:
-    one = engine(11, token_budget=2, max_sequences=4, copied_positions=64)
-    one.add("old", [0] * 3, 24, keyed=False)
+    engine = new_engine(11, token_budget=2, max_sequences=4, copied_positions=64)
+    engine.add("old", [0] * 3, 24, keyed=False)
     for _ in range(3):
-        one.step()
-    one.add("young", list(range(14)), 2, choices=2, keyed=False)
-    preempted = until_preempted(one)
+        engine.step()
+    engine.add("young", list(range(14)), 2, choices=2, keyed=False)
+    preempted = until_preempted(engine)
     assert [gone.sequence_id for gone in preempted] == ["young/0", "young/1"]
     assert preempted[0].copy is not None
-    one.batch.remove("young", 0)
-    assert one.batch.copies is not None
-    assert one.batch.copies.stats.held_bytes == 0
-    one.run(100)
-    assert len(one.answers["young/1"]) == 2
+    engine.batch.remove("young", 0)
+    assert engine.batch.copies is not None
+    assert engine.batch.copies.stats.held_bytes == 0
+    engine.run(100)
+    assert len(engine.answers["young/1"]) == 2
 
 
-def until_preempted(one: Engine) -> tuple[Sequence, ...]:
+def until_preempted(sequence: Engine) -> tuple[Sequence, ...]:
     """Steps until sequences are preempted, and returns them."""
-    return next(step.preempted for step in (one.step() for _ in range(60)) if step.preempted)
+    return next(step.preempted for step in (sequence.step() for _ in range(60)) if step.preempted)
 
 
 def engine_alone(*added: tuple[str, list[int], int]) -> dict[str, list[int]]:
     """Answers with memory for all."""
-    alone = engine(64, token_budget=64)
+    alone = new_engine(64, token_budget=64)
     for name, prompt, max_tokens in added:
         alone.add(name, prompt, max_tokens, keyed=False)
     alone.run(100)
@@ -461,11 +461,11 @@ def engine_alone(*added: tuple[str, list[int], int]) -> dict[str, list[int]]:
 
 
 def test_a_new_sequence_joins_an_unfinished_prefill() -> None:
-    one = engine(token_budget=4, max_sequences=2)
-    one.add("a", [0] * 6, 2, keyed=False)
-    one.add("b", [0] * 6, 2, keyed=False)
-    one.step()
-    assert [(part.sequence.request_id, part.first, part.count) for part in one.step().parts] == [
+    engine = new_engine(token_budget=4, max_sequences=2)
+    engine.add("a", [0] * 6, 2, keyed=False)
+    engine.add("b", [0] * 6, 2, keyed=False)
+    engine.step()
+    assert [(part.sequence.request_id, part.first, part.count) for part in engine.step().parts] == [
         ("a", 4, 2),
         ("b", 0, 2),
     ]
@@ -473,36 +473,36 @@ def test_a_new_sequence_joins_an_unfinished_prefill() -> None:
 
 @pytest.mark.parametrize("contiguous", [True, False])
 def test_a_prompt_of_many_chunks_is_passed_by_one_that_is_due_earlier(contiguous: bool) -> None:
-    one = engine(32, contiguous=contiguous, token_budget=4)
-    one.add("long", [0] * 12, 1, queue_position=QueuePosition(0, 9.0, 0))
-    one.step()
-    one.add("short", [1] * 2, 1, queue_position=QueuePosition(0, 5.0, 1))
-    one.add("later", [2] * 2, 1, queue_position=QueuePosition(0, 10.0, 2))
-    assert [(part.sequence.request_id, part.first, part.count) for part in one.step().parts] == [
+    engine = new_engine(32, contiguous=contiguous, token_budget=4)
+    engine.add("long", [0] * 12, 1, queue_position=QueuePosition(0, 9.0, 0))
+    engine.step()
+    engine.add("short", [1] * 2, 1, queue_position=QueuePosition(0, 5.0, 1))
+    engine.add("later", [2] * 2, 1, queue_position=QueuePosition(0, 10.0, 2))
+    assert [(part.sequence.request_id, part.first, part.count) for part in engine.step().parts] == [
         ("short", 0, 2),
         ("long", 4, 2),
     ]
-    one.run(20)
-    assert list(one.answers) == ["short/0", "long/0", "later/0"]
+    engine.run(20)
+    assert list(engine.answers) == ["short/0", "long/0", "later/0"]
 
 
 def test_a_prompt_that_cannot_start_does_not_hold_up_the_one_that_it_would_pass() -> None:
-    one = engine(6, token_budget=4)
-    one.add("long", [0] * 12, 1, keyed=False, queue_position=QueuePosition(0, 9.0, 0))
-    one.step()
-    one.add("short", [1] * 12, 1, keyed=False, queue_position=QueuePosition(0, 5.0, 1))
-    assert [(part.sequence.request_id, part.first) for part in one.step().parts] == [("long", 4)]
-    one.run(20)
-    assert list(one.answers) == ["long/0", "short/0"]
+    engine = new_engine(6, token_budget=4)
+    engine.add("long", [0] * 12, 1, keyed=False, queue_position=QueuePosition(0, 9.0, 0))
+    engine.step()
+    engine.add("short", [1] * 12, 1, keyed=False, queue_position=QueuePosition(0, 5.0, 1))
+    assert [(part.sequence.request_id, part.first) for part in engine.step().parts] == [("long", 4)]
+    engine.run(20)
+    assert list(engine.answers) == ["long/0", "short/0"]
 
 
 def test_prompts_are_chunked_unless_forbidden() -> None:
     limits = StepLimits(BLOCK, token_budget=8, max_sequences=4)
-    one = Engine(RunningBatch(KvBlocks(16, contiguous=True), limits))
-    one.add("a", [0] * 20, 1)
-    assert [part.count for part in one.step().parts] == [8]
-    assert one.batch.blocks.available == 10, "six blocks for twenty tokens and the next"
-    uncut = engine(token_budget=10, supports_chunked_prefill=False)
+    engine = Engine(RunningBatch(KvBlocks(16, contiguous=True), limits))
+    engine.add("a", [0] * 20, 1)
+    assert [part.count for part in engine.step().parts] == [8]
+    assert engine.batch.blocks.available == 10, "six blocks for twenty tokens and the next"
+    uncut = new_engine(token_budget=10, supports_chunked_prefill=False)
     uncut.add("a", [0] * 4, 1)
     uncut.add("b", [0] * 7, 1)
     assert [part.sequence.request_id for part in uncut.step().parts] == ["a"], (
@@ -516,57 +516,57 @@ BEYOND = FIRST_COME.behind(AGEING_S + 1.0)
 
 
 def test_requests_beyond_a_share_start_few_at_a_time_and_leave_places_free() -> None:
-    one = engine(blocks=400, token_budget=400, max_sequences=32)
+    engine = new_engine(blocks=400, token_budget=400, max_sequences=32)
     for number in range(40):
-        one.add(f"hog-{number}", [number] * 4, 64, queue_position=BEYOND)
-    started = [len([part for part in one.step().parts if not part.first]) for _ in range(9)]
+        engine.add(f"hog-{number}", [number] * 4, 64, queue_position=BEYOND)
+    started = [len([part for part in engine.step().parts if not part.first]) for _ in range(9)]
     assert started == [4, 4, 4, 4, 4, 4, 4, 0, 0], "an eighth of the places in each step, up to seven eighths"
     for number in range(5):
-        one.add(f"other-{number}", [number] * 4, 64)
-    assert [part.sequence.request_id for part in one.step().parts if not part.first] == [
+        engine.add(f"other-{number}", [number] * 4, 64)
+    assert [part.sequence.request_id for part in engine.step().parts if not part.first] == [
         f"other-{number}" for number in range(4)
     ]
 
 
 @pytest.mark.parametrize(("queue_position", "started"), [(FIRST_COME, 11), (BEYOND, 9)])
 def test_requests_beyond_a_share_leave_memory_free(queue_position: QueuePosition, started: int) -> None:
-    one = engine(blocks=32, token_budget=128, max_sequences=64)
+    engine = new_engine(blocks=32, token_budget=128, max_sequences=64)
     for number in range(12):
-        one.add(f"hog-{number}", [number] * 4, 4, queue_position=queue_position, keyed=False)
-    one.step()
-    one.step()
-    assert one.batch.running == started, "each has two blocks, and one is left for each to grow"
-    one.run(20)
+        engine.add(f"hog-{number}", [number] * 4, 4, queue_position=queue_position, keyed=False)
+    engine.step()
+    engine.step()
+    assert engine.batch.running == started, "each has two blocks, and one is left for each to grow"
+    engine.run(20)
 
 
 def test_a_request_beyond_a_share_starts_alone_however_large_it_is() -> None:
-    one = engine(blocks=16, token_budget=64, max_sequences=2)
-    one.add("hog", [0] * 20, 2, choices=2, queue_position=BEYOND, keyed=False)
-    one.run(5)
-    assert len(one.answers) == 2
+    engine = new_engine(blocks=16, token_budget=64, max_sequences=2)
+    engine.add("hog", [0] * 20, 2, choices=2, queue_position=BEYOND, keyed=False)
+    engine.run(5)
+    assert len(engine.answers) == 2
 
 
 def test_a_sequence_starts_only_if_every_running_one_can_grow_by_a_block() -> None:
     for blocks, starts in ((5, True), (4, False)):
-        one = engine(blocks)
-        one.add("a", [0] * 4, 9, keyed=False)
-        one.step()
-        one.add("b", [1] * 4, 2, keyed=False)
-        assert [part.sequence.request_id for part in one.step().parts] == (["a", "b"] if starts else ["a"])
+        engine = new_engine(blocks)
+        engine.add("a", [0] * 4, 9, keyed=False)
+        engine.step()
+        engine.add("b", [1] * 4, 2, keyed=False)
+        assert [part.sequence.request_id for part in engine.step().parts] == (["a", "b"] if starts else ["a"])
 
 
 def test_the_latest_arrival_is_preempted_and_recomputed() -> None:
-    one = engine(6)
-    one.add("old", [0] * 7, 9, keyed=False)
-    one.add("young", [1] * 6, 8, keyed=False)
-    one.run(100)
-    assert one.batch.preemptions == 1
-    assert {name: len(answer) for name, answer in one.answers.items()} == {"old/0": 9, "young/0": 8}
-    assert one.batch.blocks.available == 6
+    engine = new_engine(6)
+    engine.add("old", [0] * 7, 9, keyed=False)
+    engine.add("young", [1] * 6, 8, keyed=False)
+    engine.run(100)
+    assert engine.batch.preemptions == 1
+    assert {name: len(answer) for name, answer in engine.answers.items()} == {"old/0": 9, "young/0": 8}
+    assert engine.batch.blocks.available == 6
 
 
 def test_waiting_sequences_start_in_order_and_running_ones_continue() -> None:
-    one = engine(max_sequences=1)
+    engine = new_engine(max_sequences=1)
     for name, queue_position in (
         ("runs", QueuePosition(5, 9.0, 0)),
         ("low", QueuePosition(1, 0.5, 1)),
@@ -574,140 +574,140 @@ def test_waiting_sequences_start_in_order_and_running_ones_continue() -> None:
         ("soon", QueuePosition(0, 2.0, 3)),
         ("high", QueuePosition(-1, 99.0, 4)),
     ):
-        one.add(name, [1] * 4, 2, queue_position=queue_position)
-        one.batch.validate()
+        engine.add(name, [1] * 4, 2, queue_position=queue_position)
+        engine.batch.validate()
         if name == "runs":
-            one.step()
-    assert one.batch.waiting == {"low", "late", "soon", "high"}
-    one.run(20)
-    assert list(one.answers) == ["runs/0", "high/0", "soon/0", "late/0", "low/0"]
+            engine.step()
+    assert engine.batch.waiting == {"low", "late", "soon", "high"}
+    engine.run(20)
+    assert list(engine.answers) == ["runs/0", "high/0", "soon/0", "late/0", "low/0"]
 
 
 def test_the_last_in_order_is_preempted_regardless_of_arrival() -> None:
-    one = engine(blocks=6, contiguous=False, max_sequences=4)
-    one.add("low", [1] * 7, 12, keyed=False, queue_position=QueuePosition(1, 1.0, 0))
-    one.step()
-    one.add("high", [2] * 7, 12, keyed=False, queue_position=QueuePosition(0, 9.0, 1))
-    preempted = [gone.sequence_id for _ in range(12) for gone in one.step().preempted]
+    engine = new_engine(blocks=6, contiguous=False, max_sequences=4)
+    engine.add("low", [1] * 7, 12, keyed=False, queue_position=QueuePosition(1, 1.0, 0))
+    engine.step()
+    engine.add("high", [2] * 7, 12, keyed=False, queue_position=QueuePosition(0, 9.0, 1))
+    preempted = [gone.sequence_id for _ in range(12) for gone in engine.step().preempted]
     assert preempted == ["low/0"]
-    one.run(40)
-    assert len(one.answers["low/0"]) == len(one.answers["high/0"]) == 12
+    engine.run(40)
+    assert len(engine.answers["low/0"]) == len(engine.answers["high/0"]) == 12
 
 
 def test_a_waiting_sequence_gets_another_turn_with_all_its_choices() -> None:
-    one = engine(max_sequences=2)
-    one.add("runs", [1] * 4, 2, choices=2, queue_position=QueuePosition(0, 0.0, 0))
-    one.step()
+    engine = new_engine(max_sequences=2)
+    engine.add("runs", [1] * 4, 2, choices=2, queue_position=QueuePosition(0, 0.0, 0))
+    engine.step()
     for name, due_s in (("lost", 1.0), ("short", 2.0)):
-        one.add(name, [1] * 4, 2, choices=2, queue_position=QueuePosition(0, due_s, 1))
-    one.batch.reorder("lost", QueuePosition(0, 30.0, 1))
-    one.batch.validate()
-    one.run(20)
-    assert list(one.answers) == [f"{name}/{choice}" for name in ("runs", "short", "lost") for choice in (0, 1)]
+        engine.add(name, [1] * 4, 2, choices=2, queue_position=QueuePosition(0, due_s, 1))
+    engine.batch.reorder("lost", QueuePosition(0, 30.0, 1))
+    engine.batch.validate()
+    engine.run(20)
+    assert list(engine.answers) == [f"{name}/{choice}" for name in ("runs", "short", "lost") for choice in (0, 1)]
 
 
 def test_what_has_begun_keeps_its_turn_even_when_it_was_preempted() -> None:
-    one = engine(blocks=6, contiguous=False, max_sequences=4)
-    one.add("low", [1] * 7, 12, keyed=False, queue_position=QueuePosition(1, 1.0, 0))
-    one.step()
-    one.add("high", [2] * 7, 12, keyed=False, queue_position=QueuePosition(0, 9.0, 1))
+    engine = new_engine(blocks=6, contiguous=False, max_sequences=4)
+    engine.add("low", [1] * 7, 12, keyed=False, queue_position=QueuePosition(1, 1.0, 0))
+    engine.step()
+    engine.add("high", [2] * 7, 12, keyed=False, queue_position=QueuePosition(0, 9.0, 1))
     for _ in range(12):
-        if one.step().preempted:
+        if engine.step().preempted:
             break
-    assert one.batch.waiting == {"low"}
+    assert engine.batch.waiting == {"low"}
     for name in ("low", "high", "unknown"):
-        one.batch.reorder(name, QueuePosition(9, 99.0, 9))
-    one.batch.validate()
-    assert [sequence.queue_position for name in ("low", "high") for sequence in one.batch.choices(name)] == [
+        engine.batch.reorder(name, QueuePosition(9, 99.0, 9))
+    engine.batch.validate()
+    assert [sequence.queue_position for name in ("low", "high") for sequence in engine.batch.choices(name)] == [
         QueuePosition(1, 1.0, 0),
         QueuePosition(0, 9.0, 1),
     ]
 
 
 def test_a_waiting_sequence_is_not_overtaken() -> None:
-    one = engine(6)
-    one.add("runs", [0] * 14, 2, keyed=False)
-    one.add("large", [1] * 12, 2, keyed=False)
-    one.add("small", [2], 1, keyed=False)
-    assert [part.sequence.sequence_id for part in one.step().parts] == ["runs/0"]
-    one.run(20)
-    assert list(one.answers) == ["runs/0", "large/0", "small/0"]
+    engine = new_engine(6)
+    engine.add("runs", [0] * 14, 2, keyed=False)
+    engine.add("large", [1] * 12, 2, keyed=False)
+    engine.add("small", [2], 1, keyed=False)
+    assert [part.sequence.sequence_id for part in engine.step().parts] == ["runs/0"]
+    engine.run(20)
+    assert list(engine.answers) == ["runs/0", "large/0", "small/0"]
 
 
 @pytest.mark.parametrize("contiguous", [True, False])
 def test_a_cached_prefix_is_not_recomputed(contiguous: bool) -> None:
-    one = engine(contiguous=contiguous)
+    engine = new_engine(contiguous=contiguous)
     prompt = list(range(14))
-    one.add("a", prompt, 2)
-    one.run(5)
-    one.add("b", prompt, 2)
-    one.add("other tenant", prompt, 2, salt=b"x")
-    assert [(part.first, part.count) for part in one.step().parts] == [(12, 2), (0, 14)]
-    assert (one.batch.prefix_queries_tokens, one.batch.prefix_hits_tokens) == (42, 12)
-    one.run(5)
-    assert one.answers["a/0"] == one.answers["b/0"]
+    engine.add("a", prompt, 2)
+    engine.run(5)
+    engine.add("b", prompt, 2)
+    engine.add("other tenant", prompt, 2, salt=b"x")
+    assert [(part.first, part.count) for part in engine.step().parts] == [(12, 2), (0, 14)]
+    assert (engine.batch.prefix_queries_tokens, engine.batch.prefix_hits_tokens) == (42, 12)
+    engine.run(5)
+    assert engine.answers["a/0"] == engine.answers["b/0"]
 
 
 def test_a_fully_cached_prompt_still_computes_its_last_token() -> None:
-    one = engine()
-    one.add("a", [0] * 8, 1)
-    one.add("b", [0] * 8, 1)
-    one.run(5)
-    one.add("c", [0] * 8, 1)
-    assert [(part.first, part.count) for part in one.step().parts] == [(4, 4)]
+    engine = new_engine()
+    engine.add("a", [0] * 8, 1)
+    engine.add("b", [0] * 8, 1)
+    engine.run(5)
+    engine.add("c", [0] * 8, 1)
+    assert [(part.first, part.count) for part in engine.step().parts] == [(4, 4)]
 
 
 def test_a_shared_prefix_takes_no_memory_and_copies_nothing() -> None:
-    one = engine(7, contiguous=False)
-    one.add("a", [0] * 12, 4)
-    one.step()
-    one.add("b", [0] * 12, 2)
-    step = one.step()
+    engine = new_engine(7, contiguous=False)
+    engine.add("a", [0] * 12, 4)
+    engine.step()
+    engine.add("b", [0] * 12, 2)
+    step = engine.step()
     assert [(part.sequence.request_id, part.first, part.count) for part in step.parts] == [("a", 12, 1), ("b", 8, 4)]
-    assert (step.moves, one.batch.blocks.available) == ((), 1)
+    assert (step.moves, engine.batch.blocks.available) == ((), 1)
 
 
 def test_each_chunk_of_a_prompt_is_cached_for_others() -> None:
-    one = engine(token_budget=6)
-    one.add("a", list(range(16)), 1)
-    one.run(5)
-    one.add("b", list(range(16)), 1)
-    assert [(part.first, part.count) for part in one.step().parts] == [(12, 4)]
+    engine = new_engine(token_budget=6)
+    engine.add("a", list(range(16)), 1)
+    engine.run(5)
+    engine.add("b", list(range(16)), 1)
+    assert [(part.first, part.count) for part in engine.step().parts] == [(12, 4)]
 
 
 def test_prefix_cache_lookups_are_counted_once() -> None:
-    one = engine(6)
-    one.add("old", [0] * 7, 9)
-    one.add("young", [1] * 6, 8)
-    one.add("unkeyed", [2] * 5, 1, keyed=False)
-    one.run(100)
-    assert one.batch.preemptions
-    assert one.batch.prefix_queries_tokens == 13
+    engine = new_engine(6)
+    engine.add("old", [0] * 7, 9)
+    engine.add("young", [1] * 6, 8)
+    engine.add("unkeyed", [2] * 5, 1, keyed=False)
+    engine.run(100)
+    assert engine.batch.preemptions
+    assert engine.batch.prefix_queries_tokens == 13
 
 
 def test_a_cached_prefix_may_end_with_a_bidirectional_span() -> None:
-    one = engine()
-    one.add("a", list(range(12)), 1, bidirectional=(Span(0, 8),))
-    one.run(3)
-    one.add("b", list(range(12)), 1, bidirectional=(Span(0, 8),))
-    assert [(part.first, part.count) for part in one.step().parts] == [(8, 4)]
+    engine = new_engine()
+    engine.add("a", list(range(12)), 1, bidirectional=(Span(0, 8),))
+    engine.run(3)
+    engine.add("b", list(range(12)), 1, bidirectional=(Span(0, 8),))
+    assert [(part.first, part.count) for part in engine.step().parts] == [(8, 4)]
 
 
 def test_a_cached_prefix_does_not_cut_a_bidirectional_span() -> None:
-    one = engine()
+    engine = new_engine()
     bidirectional = (Span(3, 6),)
-    one.add("a", list(range(12)), 1, bidirectional=bidirectional)
-    one.run(3)
-    one.add("b", list(range(12)), 1, bidirectional=bidirectional)
-    assert [(part.first, part.count) for part in one.step().parts] == [(0, 12)]
-    one.run(3)
+    engine.add("a", list(range(12)), 1, bidirectional=bidirectional)
+    engine.run(3)
+    engine.add("b", list(range(12)), 1, bidirectional=bidirectional)
+    assert [(part.first, part.count) for part in engine.step().parts] == [(0, 12)]
+    engine.run(3)
 
 
 def test_chunks_do_not_cut_bidirectional_spans() -> None:
-    one = engine(token_budget=8)
-    one.add("a", list(range(30)), 1, bidirectional=(Span(5, 6), Span(14, 12)))
-    one.run(10)
-    assert [(part.first, part.count) for step in one.steps for part in step.parts] == [
+    engine = new_engine(token_budget=8)
+    engine.add("a", list(range(30)), 1, bidirectional=(Span(5, 6), Span(14, 12)))
+    engine.run(10)
+    assert [(part.first, part.count) for step in engine.steps for part in step.parts] == [
         (0, 5),
         (5, 8),
         (13, 1),
@@ -717,202 +717,202 @@ def test_chunks_do_not_cut_bidirectional_spans() -> None:
 
 
 def test_without_chunking_every_prompt_is_one_forward_pass() -> None:
-    one = engine(6, token_budget=4, supports_chunked_prefill=False, max_sequences=2)
-    one.add("a", [0] * 7, 9, keyed=False)
-    one.add("b", [1] * 6, 8, keyed=False)
-    one.run(100)
-    assert one.batch.preemptions
-    assert {name: len(answer) for name, answer in one.answers.items()} == {"a/0": 9, "b/0": 8}
+    engine = new_engine(6, token_budget=4, supports_chunked_prefill=False, max_sequences=2)
+    engine.add("a", [0] * 7, 9, keyed=False)
+    engine.add("b", [1] * 6, 8, keyed=False)
+    engine.run(100)
+    assert engine.batch.preemptions
+    assert {name: len(answer) for name, answer in engine.answers.items()} == {"a/0": 9, "b/0": 8}
 
 
 @pytest.mark.parametrize(("contiguous", "taken"), [(True, 9), (False, 5)])
 def test_choices_share_full_blocks_if_the_layout_allows(contiguous: bool, taken: int) -> None:
-    one = engine(contiguous=contiguous)
-    one.add("a", [0] * 9, 2, choices=3, keyed=False)
-    one.step()
-    assert one.batch.blocks.available == 16 - taken
-    one.run(5)
-    assert len(one.answers) == 3
-    assert one.batch.blocks.available == 16
+    engine = new_engine(contiguous=contiguous)
+    engine.add("a", [0] * 9, 2, choices=3, keyed=False)
+    engine.step()
+    assert engine.batch.blocks.available == 16 - taken
+    engine.run(5)
+    assert len(engine.answers) == 3
+    assert engine.batch.blocks.available == 16
 
 
 @pytest.mark.parametrize("contiguous", [True, False])
 def test_the_next_choice_takes_over_the_prefill_of_a_cancelled_one(contiguous: bool) -> None:
-    one = engine(contiguous=contiguous, token_budget=4, max_sequences=4)
-    one.add("a", [0] * 9, 2, choices=3, keyed=False)
-    one.step()
-    one.batch.remove("a", 0)
-    one.batch.remove("a", 2)
-    one.batch.validate()
-    one.run(10)
-    assert list(one.answers) == ["a/1"]
+    engine = new_engine(contiguous=contiguous, token_budget=4, max_sequences=4)
+    engine.add("a", [0] * 9, 2, choices=3, keyed=False)
+    engine.step()
+    engine.batch.remove("a", 0)
+    engine.batch.remove("a", 2)
+    engine.batch.validate()
+    engine.run(10)
+    assert list(engine.answers) == ["a/1"]
 
 
 def test_choices_that_have_begun_are_sequences_of_their_own() -> None:
-    one = engine(token_budget=40)
-    one.add("a", [0] * 6, 5, choices=4, keyed=False, begun=(2, 0, 1, 0))
-    assert one.batch.waiting == {"a"}
-    assert one.batch.pending_tokens == (7 + 3) + (6 + 5 + 5) + (6 + 4)
-    assert {(part.sequence.choice, part.first, part.count) for part in one.step().parts} == {
+    engine = new_engine(token_budget=40)
+    engine.add("a", [0] * 6, 5, choices=4, keyed=False, begun=(2, 0, 1, 0))
+    assert engine.batch.waiting == {"a"}
+    assert engine.batch.pending_tokens == (7 + 3) + (6 + 5 + 5) + (6 + 4)
+    assert {(part.sequence.choice, part.first, part.count) for part in engine.step().parts} == {
         (0, 0, 8),
         (1, 0, 6),
         (2, 0, 7),
     }
-    one.run(10)
-    assert {name: len(answer) for name, answer in one.answers.items()} == {f"a/{choice}": 5 for choice in range(4)}
-    again = engine()
+    engine.run(10)
+    assert {name: len(answer) for name, answer in engine.answers.items()} == {f"a/{choice}": 5 for choice in range(4)}
+    again = new_engine()
     again.add("a", [0] * 6, 5, choices=4, keyed=False)
     again.run(10)
-    assert again.answers == one.answers
+    assert again.answers == engine.answers
 
 
 def test_choices_that_have_begun_start_as_there_is_memory_for_each() -> None:
-    one = engine(6, token_budget=40)
-    one.add("a", [0] * 6, 9, choices=2, keyed=False, begun=(6, 6))
-    assert [part.sequence.choice for part in one.step().parts] == [0]
-    one.run(20)
-    assert {name: len(answer) for name, answer in one.answers.items()} == {"a/0": 9, "a/1": 9}
+    engine = new_engine(6, token_budget=40)
+    engine.add("a", [0] * 6, 9, choices=2, keyed=False, begun=(6, 6))
+    assert [part.sequence.choice for part in engine.step().parts] == [0]
+    engine.run(20)
+    assert {name: len(answer) for name, answer in engine.answers.items()} == {"a/0": 9, "a/1": 9}
 
 
 @pytest.mark.parametrize("contiguous", [True, False])
 def test_a_sequence_that_pauses_gets_one_token_and_keeps_its_blocks(contiguous: bool) -> None:
-    one = engine(contiguous=contiguous)
-    one.add("goes", [0] * 6, 5, choices=2, pauses=True)
-    one.add("stays", [1] * 6, 5)
-    one.step()
-    assert [(part.sequence.request_id, part.count) for part in one.step().parts] == [("stays", 1)]
-    assert [(choice.computed, choice.length) for choice in one.batch.choices("goes")] == [(6, 7), (6, 7)]
-    one.batch.remove("stays")
-    assert one.batch.has_work
-    assert not one.batch.can_step
-    assert one.batch.prefill_queue_position is None
-    assert one.batch.pending_tokens == 0
-    assert one.step().parts == ()
-    one.batch.remove("goes")
-    assert one.batch.blocks.available == 16
+    engine = new_engine(contiguous=contiguous)
+    engine.add("goes", [0] * 6, 5, choices=2, pauses=True)
+    engine.add("stays", [1] * 6, 5)
+    engine.step()
+    assert [(part.sequence.request_id, part.count) for part in engine.step().parts] == [("stays", 1)]
+    assert [(choice.computed, choice.length) for choice in engine.batch.choices("goes")] == [(6, 7), (6, 7)]
+    engine.batch.remove("stays")
+    assert engine.batch.has_work
+    assert not engine.batch.can_step
+    assert engine.batch.prefill_queue_position is None
+    assert engine.batch.pending_tokens == 0
+    assert engine.step().parts == ()
+    engine.batch.remove("goes")
+    assert engine.batch.blocks.available == 16
 
 
 def test_a_sequence_may_be_paused_at_any_time() -> None:
-    one = engine(token_budget=4)
-    one.add("decodes", [0] * 3, 9, keyed=False)
-    one.step()
-    one.add("prompt", [1] * 9, 3, choices=2, keyed=False)
-    one.step()
-    one.add("waits", [2] * 3, 3, keyed=False)
+    engine = new_engine(token_budget=4)
+    engine.add("decodes", [0] * 3, 9, keyed=False)
+    engine.step()
+    engine.add("prompt", [1] * 9, 3, choices=2, keyed=False)
+    engine.step()
+    engine.add("waits", [2] * 3, 3, keyed=False)
     for name in ("decodes", "prompt", "waits", "unknown"):
-        one.batch.pause(name)
-    one.batch.validate()
-    assert not one.batch.can_step
-    assert one.step().parts == ()
-    assert one.batch.waiting == {"waits"}
-    one.add("next", [3] * 3, 2)
-    one.step()
-    assert "next/0" in one.answers, "what is paused holds up nothing"
+        engine.batch.pause(name)
+    engine.batch.validate()
+    assert not engine.batch.can_step
+    assert engine.step().parts == ()
+    assert engine.batch.waiting == {"waits"}
+    engine.add("next", [3] * 3, 2)
+    engine.step()
+    assert "next/0" in engine.answers, "what is paused holds up nothing"
 
 
 @pytest.mark.parametrize("contiguous", [True, False])
 def test_an_arriving_sequence_has_all_its_blocks_and_is_computed_when_the_rest_is_missing(contiguous: bool) -> None:
-    one = engine(contiguous=contiguous)
-    one.add("a", [0] * 11, 3, arriving=11)
-    assert one.batch.pending_tokens == 1 + 3
-    ready = [one.batch.can_step, one.batch.prefill_queue_position is not None]
-    assert one.step().parts == ()
-    ready += [one.batch.can_step, one.batch.prefill_queue_position is not None]
+    engine = new_engine(contiguous=contiguous)
+    engine.add("a", [0] * 11, 3, arriving=11)
+    assert engine.batch.pending_tokens == 1 + 3
+    ready = [engine.batch.can_step, engine.batch.prefill_queue_position is not None]
+    assert engine.step().parts == ()
+    ready += [engine.batch.can_step, engine.batch.prefill_queue_position is not None]
     assert ready == [True, True, False, False], "it can start, and no more"
-    assert one.batch.arriving == {("a", 0)}
-    assert not one.batch.waiting
-    assert one.batch.blocks.available == 13, "for its prompt and one token"
-    one.unpack("a", 0, 6)
-    assert not one.batch.can_step
-    one.batch.end_arrival("a")
-    assert [(part.first, part.count) for part in one.step().parts] == [(6, 5)]
-    one.run(5)
-    assert one.answers == engine_alone(("a", [0] * 11, 3))
+    assert engine.batch.arriving == {("a", 0)}
+    assert not engine.batch.waiting
+    assert engine.batch.blocks.available == 13, "for its prompt and one token"
+    engine.unpack("a", 0, 6)
+    assert not engine.batch.can_step
+    engine.batch.end_arrival("a")
+    assert [(part.first, part.count) for part in engine.step().parts] == [(6, 5)]
+    engine.run(5)
+    assert engine.answers == engine_alone(("a", [0] * 11, 3))
 
 
 def test_a_sequence_goes_on_when_all_has_arrived() -> None:
-    one = engine(token_budget=40)
-    one.add("begun", [0] * 6, 5, choices=3, keyed=False, begun=(2, 0, 1), arriving=7)
-    one.step()
-    assert one.batch.arriving == {("begun", choice) for choice in range(3)}
+    engine = new_engine(token_budget=40)
+    engine.add("begun", [0] * 6, 5, choices=3, keyed=False, begun=(2, 0, 1), arriving=7)
+    engine.step()
+    assert engine.batch.arriving == {("begun", choice) for choice in range(3)}
     for choice in range(3):
-        one.unpack("begun", choice, 7)
-    assert not one.batch.arriving
-    assert {(part.sequence.choice, part.first, part.count) for part in one.step().parts} == {
+        engine.unpack("begun", choice, 7)
+    assert not engine.batch.arriving
+    assert {(part.sequence.choice, part.first, part.count) for part in engine.step().parts} == {
         (0, 7, 1),
         (1, 5, 1),
         (2, 6, 1),
     }
-    one.run(10)
-    again = engine()
+    engine.run(10)
+    again = new_engine()
     again.add("begun", [0] * 6, 5, choices=3, keyed=False)
     again.run(10)
-    assert again.answers == one.answers
+    assert again.answers == engine.answers
 
 
 def test_choices_that_share_a_prompt_arrive_with_their_leader() -> None:
-    one = engine()
-    one.add("a", [0] * 9, 3, choices=3, keyed=False, arriving=8)
-    one.step()
-    assert one.batch.arriving == {("a", 0)}
-    assert one.batch.running_choice("a", 1) is None, "it follows"
-    one.unpack("a", 0, 8)
-    one.run(10)
-    assert len(one.answers) == 3
-    one.add("b", [0] * 9, 3, choices=2, keyed=False, arriving=8)
-    one.step()
-    one.batch.remove("b", 0)
-    one.batch.validate()
-    assert [(part.sequence.sequence_id, part.first, part.count) for part in one.step().parts] == [("b/1", 0, 9)]
+    engine = new_engine()
+    engine.add("a", [0] * 9, 3, choices=3, keyed=False, arriving=8)
+    engine.step()
+    assert engine.batch.arriving == {("a", 0)}
+    assert engine.batch.running_choice("a", 1) is None, "it follows"
+    engine.unpack("a", 0, 8)
+    engine.run(10)
+    assert len(engine.answers) == 3
+    engine.add("b", [0] * 9, 3, choices=2, keyed=False, arriving=8)
+    engine.step()
+    engine.batch.remove("b", 0)
+    engine.batch.validate()
+    assert [(part.sequence.sequence_id, part.first, part.count) for part in engine.step().parts] == [("b/1", 0, 9)]
 
 
 @pytest.mark.parametrize("contiguous", [True, False])
 def test_what_the_prefix_cache_has_need_not_arrive(contiguous: bool) -> None:
-    one = engine(contiguous=contiguous)
+    engine = new_engine(contiguous=contiguous)
     prompt = list(range(14))
-    one.add("a", prompt, 2)
-    one.run(5)
-    one.add("known", prompt, 2, arriving=12)
-    assert [(part.first, part.count) for part in one.step().parts] == [(12, 2)]
-    one.run(5)
-    one.add("more", [*prompt, 14, 15, 16], 2, arriving=16)
-    one.step()
-    assert [choice.computed for choice in one.batch.choices("more")] == [12]
-    one.unpack("more", 0, 16)
-    one.run(5)
-    one.add("others", [*prompt, 14, 15, 16], 2)
-    assert next(part.first for part in one.step().parts) == 16, "what has arrived is found"
-    one.run(5)
-    assert one.answers["others/0"] == one.answers["more/0"]
+    engine.add("a", prompt, 2)
+    engine.run(5)
+    engine.add("known", prompt, 2, arriving=12)
+    assert [(part.first, part.count) for part in engine.step().parts] == [(12, 2)]
+    engine.run(5)
+    engine.add("more", [*prompt, 14, 15, 16], 2, arriving=16)
+    engine.step()
+    assert [choice.computed for choice in engine.batch.choices("more")] == [12]
+    engine.unpack("more", 0, 16)
+    engine.run(5)
+    engine.add("others", [*prompt, 14, 15, 16], 2)
+    assert next(part.first for part in engine.step().parts) == 16, "what has arrived is found"
+    engine.run(5)
+    assert engine.answers["others/0"] == engine.answers["more/0"]
 
 
 @pytest.mark.parametrize("copied_positions", [0, 64])
 def test_idle_sequences_are_preempted_when_only_one_computes(copied_positions: int) -> None:
-    one = engine(8, contiguous=False, copied_positions=copied_positions)
-    one.add("paused", [0] * 7, 9, keyed=False, pauses=True)
-    one.step()
-    one.add("arriving", [1] * 7, 3, keyed=False, arriving=6)
-    one.step()
-    one.unpack("arriving", 0, 4)
-    one.add("runs", [2] * 7, 25, keyed=False)
-    gone = [sequence.sequence_id for _ in range(22) for sequence in one.step().preempted]
+    engine = new_engine(8, contiguous=False, copied_positions=copied_positions)
+    engine.add("paused", [0] * 7, 9, keyed=False, pauses=True)
+    engine.step()
+    engine.add("arriving", [1] * 7, 3, keyed=False, arriving=6)
+    engine.step()
+    engine.unpack("arriving", 0, 4)
+    engine.add("runs", [2] * 7, 25, keyed=False)
+    gone = [sequence.sequence_id for _ in range(22) for sequence in engine.step().preempted]
     assert gone == ["arriving/0", "paused/0"]
-    one.run_while_it_can(40)
-    assert one.batch.waiting == {"paused"}
-    assert not one.batch.arriving
-    one.batch.remove("paused")
-    assert one.answers["arriving/0"] == engine_alone(("arriving", [1] * 7, 3))["arriving/0"]
-    assert one.answers["runs/0"] == engine_alone(("runs", [2] * 7, 25))["runs/0"]
-    assert one.batch.blocks.available == 8
+    engine.run_while_it_can(40)
+    assert engine.batch.waiting == {"paused"}
+    assert not engine.batch.arriving
+    engine.batch.remove("paused")
+    assert engine.answers["arriving/0"] == engine_alone(("arriving", [1] * 7, 3))["arriving/0"]
+    assert engine.answers["runs/0"] == engine_alone(("runs", [2] * 7, 25))["runs/0"]
+    assert engine.batch.blocks.available == 8
 
 
 def test_an_idle_sequence_is_spared_while_another_can_give_way() -> None:
-    one = engine(9, contiguous=False)
-    one.add("old", [0] * 7, 12, keyed=False)
-    one.add("young", [1] * 7, 12, keyed=False)
-    one.step()
-    one.add("paused", [2] * 7, 9, keyed=False, pauses=True)
-    assert [gone.sequence_id for gone in until_preempted(one)] == ["young/0"]
+    engine = new_engine(9, contiguous=False)
+    engine.add("old", [0] * 7, 12, keyed=False)
+    engine.add("young", [1] * 7, 12, keyed=False)
+    engine.step()
+    engine.add("paused", [2] * 7, 9, keyed=False, pauses=True)
+    assert [gone.sequence_id for gone in until_preempted(engine)] == ["young/0"]
 
 
 lengths = st.integers(1, 40)
@@ -943,7 +943,7 @@ def test_all_sequences_finish_for_any_lengths(
     cancels: list[tuple[int, int, int]],
 ) -> None:
     """No livelock: each step makes progress, and every answer is right."""
-    one = engine(
+    engine = new_engine(
         blocks,
         contiguous=contiguous,
         token_budget=token_budget,
@@ -958,7 +958,7 @@ def test_all_sequences_finish_for_any_lengths(
         bidirectional = (Span(start, min(7, prompt - start)),) if number % 3 == 0 else ()
         ids = [kind] * min(prompt, 10) + list(range(max(0, prompt - 10)))
         queue_position = QueuePosition((prompt + answer) % 3, 0.0, number)
-        add = partial(one.add, str(number), ids, answer, choices=choices, keyed=keyed, bidirectional=bidirectional)
+        add = partial(engine.add, str(number), ids, answer, choices=choices, keyed=keyed, bidirectional=bidirectional)
         begun = tuple((5 * choice + 3 * kind) % answer for choice in range(choices)) if number % 2 else ()
         coming.setdefault(number * kind, []).append(partial(add, queue_position=queue_position, begun=begun))
     work = sum(prompt + choices * answer for prompt, answer, choices, _, _ in requests)
@@ -967,16 +967,16 @@ def test_all_sequences_finish_for_any_lengths(
             add_one()
         for at, request, choice in cancels:
             if at == number:
-                one.batch.remove(str(request % len(requests)), choice)
-        if not (one.batch.has_work or coming):
+                engine.batch.remove(str(request % len(requests)), choice)
+        if not (engine.batch.has_work or coming):
             break
-        step = one.step()
-        assert step.parts or not one.batch.has_work
+        step = engine.step()
+        assert step.parts or not engine.batch.has_work
         assert sum(part.count for part in step.parts) <= token_budget + 40
-    assert not one.batch.has_work
-    assert one.batch.blocks.available == blocks
-    assert one.batch.copies is None or not one.batch.copies.stats.held_bytes
-    alone = engine(64, token_budget=64)
+    assert not engine.batch.has_work
+    assert engine.batch.blocks.available == blocks
+    assert engine.batch.copies is None or not engine.batch.copies.stats.held_bytes
+    alone = new_engine(64, token_budget=64)
     for number, (prompt, answer, choices, _, kind) in enumerate(requests):
         alone.add(
             str(number),
@@ -986,23 +986,23 @@ def test_all_sequences_finish_for_any_lengths(
             keyed=False,
         )
         alone.run(1000)
-    for name, tokens in one.answers.items():
+    for name, tokens in engine.answers.items():
         assert tokens == alone.answers[name][: len(tokens)]
 
 
-def carry_out(one: Engine, order: str, name: str) -> None:
+def carry_out(engine: Engine, order: str, name: str) -> None:
     if order in {"all comes", "some comes"}:
-        for request_id, choice in sorted(one.batch.arriving):
-            if request_id == name and (sequence := one.batch.running_choice(request_id, choice)) is not None:
+        for request_id, choice in sorted(engine.batch.arriving):
+            if request_id == name and (sequence := engine.batch.running_choice(request_id, choice)) is not None:
                 count = 44 if order == "all comes" else 5
-                one.unpack(request_id, choice, min(sequence.computed + count, sequence.arriving))
+                engine.unpack(request_id, choice, min(sequence.computed + count, sequence.arriving))
     elif order == "end":
-        one.batch.end_arrival(name)
+        engine.batch.end_arrival(name)
     elif order == "pause":
-        one.batch.pause(name)
+        engine.batch.pause(name)
     else:
-        one.batch.remove(name, None if order == "cancel" else 0)
-    one.batch.validate()
+        engine.batch.remove(name, None if order == "cancel" else 0)
+    engine.batch.validate()
 
 
 handed = st.lists(
@@ -1032,21 +1032,21 @@ def test_sequences_are_kv_transferred_in_any_order(
     copied_positions: int,
     orders: list[tuple[int, str, int]],
 ) -> None:
-    """They arrive in parts, pause, are preempted and cancelled: every answer is right, and no block is lost."""
-    one = engine(
+    """Sequences arrive in parts, pause, are preempted and cancelled: every answer is right, and no block is lost."""
+    engine = new_engine(
         blocks,
         contiguous=contiguous,
         token_budget=token_budget,
         max_sequences=4,
         copied_positions=copied_positions,
     )
-    alone = engine(64, token_budget=64)
+    alone = new_engine(64, token_budget=64)
 
     for number, (prompt, answer, choices, keyed, pauses, arriving) in enumerate(requests):
         ids = [number % 2] * min(prompt, 10) + list(range(max(0, prompt - 10)))
         begun = tuple((5 * choice + 3 * number) % answer for choice in range(choices)) if number % 2 else ()
         bidirectional = (Span(2, min(7, prompt - 2)),) if number % 3 == 0 and prompt > 3 else ()
-        one.add(
+        engine.add(
             str(number),
             ids,
             answer,
@@ -1060,17 +1060,17 @@ def test_sequences_are_kv_transferred_in_any_order(
         alone.add(str(number), ids, answer, choices=choices, keyed=False)
         alone.run(1000)
     for number in range(31):
-        for _, order, request in (one for one in orders if one[0] == number):
-            carry_out(one, order, str(request))
-        one.step()
+        for _, order, request in (placed for placed in orders if placed[0] == number):
+            carry_out(engine, order, str(request))
+        engine.step()
     for _ in range(100):
-        one.run_while_it_can(4000)
+        engine.run_while_it_can(4000)
         for number in range(len(requests)):
-            carry_out(one, "end", str(number))
-            if any(choice.paused for choice in one.batch.choices(str(number))):
-                one.batch.remove(str(number))
-    assert not one.batch.has_work
-    assert one.batch.blocks.available == blocks
-    assert one.batch.copies is None or not one.batch.copies.stats.held_bytes
-    for name, tokens in one.answers.items():
+            carry_out(engine, "end", str(number))
+            if any(choice.paused for choice in engine.batch.choices(str(number))):
+                engine.batch.remove(str(number))
+    assert not engine.batch.has_work
+    assert engine.batch.blocks.available == blocks
+    assert engine.batch.copies is None or not engine.batch.copies.stats.held_bytes
+    for name, tokens in engine.answers.items():
         assert tokens == alone.answers[name][: len(tokens)]

@@ -190,14 +190,14 @@ def test_a_pull_that_nobody_needs_is_stopped_and_who_comes_meanwhile_gets_anothe
     machine = cache()
     [pull] = pulls(acquire(machine, "a", ticket(b"k")))
     acquire(machine, "b", ticket(b"k"))
-    assert not [one for one in machine.handle(ReaderLeft("a"), 0.0) if isinstance(one, StopPull)], "b needs it"
-    [stop] = [one for one in machine.handle(ReaderLeft("b"), 0.0) if isinstance(one, StopPull)]
+    assert not [effect for effect in machine.handle(ReaderLeft("a"), 0.0) if isinstance(effect, StopPull)], "b needs it"
+    [stop] = [effect for effect in machine.handle(ReaderLeft("b"), 0.0) if isinstance(effect, StopPull)]
     assert stop.pull_id == pull.pull_id
     assert acquire(machine, "c", ticket(b"k")) == []
     effects = machine.handle(PullStopped(pull.pull_id, ((pull.offset, 1024),)), 0.0)
     [again] = pulls(effects)
     assert again.offset != pull.offset, "a late write may still reach the memory"
-    assert not [one for one in effects if isinstance(one, TensorsRefused)]
+    assert not [effect for effect in effects if isinstance(effect, TensorsRefused)]
     machine.validate()
 
 
@@ -206,7 +206,7 @@ def test_the_end_of_an_abandoned_pull_admits_a_waiting_request() -> None:
     [pull] = pulls(acquire(machine, "a", ticket(b"a")))
     machine.handle(ReaderLeft("a"), 0.0)
     assert isinstance(acquire(machine, "b", ticket(b"b"))[-1], WaitsForRoom)
-    assert [one.ticket.key for one in pulls(machine.handle(Pulled(pull.pull_id, STATS), 0.0))] == [b"b"]
+    assert [started.ticket.key for started in pulls(machine.handle(Pulled(pull.pull_id, STATS), 0.0))] == [b"b"]
 
 
 def test_a_pull_has_the_urgency_of_its_most_urgent_request() -> None:
@@ -256,7 +256,7 @@ def test_a_queued_pull_is_dropped_when_no_request_needs_it() -> None:
     assert machine.pulls.waiting == 1
     effects = machine.handle(ReaderLeft("b"), 0.0)
     machine.validate()
-    assert [one.ticket for one in effects if isinstance(one, ReleaseLease)] == [waiting]
+    assert [effect.ticket for effect in effects if isinstance(effect, ReleaseLease)] == [waiting]
     assert (machine.pulls.waiting, machine.pinned_bytes) == (0, 1024)
     assert pulls(machine.handle(Pulled(first.pull_id, STATS), 0.0)) == []
 
@@ -309,7 +309,9 @@ def test_a_request_that_leaves_during_admission_gets_no_result() -> None:
     with pytest.raises(ValueError, match="here already"):
         acquire(machine, "a", ticket(b"x"))
     machine.handle(ReaderLeft("a"), 0.1)
-    assert not [one for one in machine.handle(Pulled(second.pull_id, STATS), 0.2) if isinstance(one, TensorsRefused)]
+    assert not [
+        effect for effect in machine.handle(Pulled(second.pull_id, STATS), 0.2) if isinstance(effect, TensorsRefused)
+    ]
 
 
 def test_copies_of_running_requests_are_bounded_and_a_large_one_may_use_the_bound_alone() -> None:
@@ -322,11 +324,11 @@ def test_copies_of_running_requests_are_bounded_and_a_large_one_may_use_the_boun
         assert pulls(acquire(machine, request_id, ticket(request_id.encode(), nbytes), deadline_s=due_s)) == []
     assert machine.handle(CopiesGone("a"), 0.0) == []
     machine.handle(ReaderLeft("b"), 0.0)
-    assert [one.ticket.key for one in pulls(machine.handle(CopiesGone("b"), 0.0))] == [b"large"]
+    assert [pull.ticket.key for pull in pulls(machine.handle(CopiesGone("b"), 0.0))] == [b"large"]
     machine.validate()
     assert machine.handle(CopiesGone("nobody"), 0.0) == []
     machine.handle(ReaderLeft("large"), 0.0)
-    assert [one.ticket.key for one in pulls(machine.handle(CopiesGone("large"), 0.0))] == [b"small"]
+    assert [pull.ticket.key for pull in pulls(machine.handle(CopiesGone("large"), 0.0))] == [b"small"]
     machine.validate()
 
 
@@ -554,8 +556,8 @@ TestCacheModel = CacheModel.TestCase
 def test_a_request_is_placed_although_its_own_cached_tensors_fragment_the_memory() -> None:
     machine = cache(4096, max_waiting=8)
     around = {"x": ticket(b"x", 1536), "a": ticket(b"a", 1024), "y": ticket(b"y", 1536)}
-    for request_id, one in around.items():
-        fill(machine, request_id, one)
+    for request_id, held in around.items():
+        fill(machine, request_id, held)
     for request_id in around:
         machine.handle(ReaderLeft(request_id), 0.0)
         machine.handle(CopiesGone(request_id), 0.0)

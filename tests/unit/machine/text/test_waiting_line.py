@@ -14,7 +14,7 @@ from triptych.machine.text.waiting_line import WaitingLine
 def waits(request_id: str, due_s: float, *, arrival: int = 0, choice: int = 0, followers: int = 0) -> Sequence:
     """A prompt of 10 tokens with an answer of 5, for each of its choices."""
 
-    def one(number: int) -> Sequence:
+    def sequence(number: int) -> Sequence:
         queue_position = QueuePosition(0, due_s, arrival)
         return Sequence(
             request_id=request_id,
@@ -26,8 +26,8 @@ def waits(request_id: str, due_s: float, *, arrival: int = 0, choice: int = 0, f
             arrival=arrival,
         )
 
-    leader = one(choice)
-    leader.followers = [one(choice + 1 + number) for number in range(followers)]
+    leader = sequence(choice)
+    leader.followers = [sequence(choice + 1 + number) for number in range(followers)]
     return leader
 
 
@@ -54,25 +54,25 @@ def test_another_turn_is_that_of_the_followers_too() -> None:
     line.add(second)
     line.reorder(first, QueuePosition(0, 3.0, 0))
     assert list(line) == [second, first]
-    assert {one.queue_position.due_s for one in (first, *first.followers)} == {3.0}
+    assert {sequence.queue_position.due_s for sequence in (first, *first.followers)} == {3.0}
     line.validate()
 
 
 def test_pending_tokens_are_counted_again_when_they_may_have_changed() -> None:
     line: WaitingLine[Sequence] = WaitingLine()
-    one = waits("one", 1.0, followers=2)
-    line.add(one)
+    leader = waits("one", 1.0, followers=2)
+    line.add(leader)
     assert line.pending_tokens == 10 + 3 * 5
-    one.followers.pop()
+    leader.followers.pop()
     with pytest.raises(AssertionError, match="do not add up"):
         line.validate()
-    line.recount(one)
+    line.recount(leader)
     assert line.pending_tokens == 10 + 2 * 5
-    one.paused = True
-    line.recount(one)
+    leader.paused = True
+    line.recount(leader)
     assert line.pending_tokens == 0
     line.validate()
-    line.remove(one)
+    line.remove(leader)
     assert (line.pending_tokens, list(line)) == (0, [])
 
 
@@ -86,8 +86,8 @@ def test_nothing_is_lost_whatever_comes_and_goes(rng: random.Random) -> None:
         elif there and rng.random() < 0.3:
             line.reorder(rng.choice(there), QueuePosition(0, rng.uniform(0, 9), arrival))
         else:
-            one = waits(f"{rng.randrange(5)}", rng.uniform(0, 9), arrival=arrival, followers=rng.randrange(3))
-            there.append(one)
-            line.add(one)
+            waiting = waits(f"{rng.randrange(5)}", rng.uniform(0, 9), arrival=arrival, followers=rng.randrange(3))
+            there.append(waiting)
+            line.add(waiting)
         line.validate()
-        assert list(line) == sorted(there, key=lambda one: one.order)
+        assert list(line) == sorted(there, key=lambda sequence: sequence.order)

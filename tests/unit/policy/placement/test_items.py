@@ -73,7 +73,7 @@ def test_equal_content_prefers_the_same_of_equal_encoders_whatever_their_order_a
         orders = [view(*map(encoder, order), turn=turn) for turn, order in enumerate(permutations(names))]
         assert {chosen(choose_encoder(pool, item)) for pool in orders} == {expected}
     salted = [want(content=(b"%d" % number, b"salt")) for number in range(20)]
-    assert [chosen(choose_encoder(view(*map(encoder, names)), one)) for one in salted] != by_content
+    assert [chosen(choose_encoder(view(*map(encoder, names)), wanted)) for wanted in salted] != by_content
 
 
 def test_encoders_are_recognized_by_their_own_ids() -> None:
@@ -289,22 +289,22 @@ def test_an_encoder_on_probation_gets_one_item_at_a_time() -> None:
 
 
 def test_a_hedge_goes_to_an_encoder_without_work_or_to_none() -> None:
-    one = want(exclude=frozenset("a"), avoid=frozenset("b"))
+    wanted = want(exclude=frozenset("a"), avoid=frozenset("b"))
     idle = [encoder(name) for name in "abcdef"]
     idle[2] = idle[2]._replace(backoff=True)
     idle[3] = idle[3]._replace(probation=True)
     idle[4] = idle[4]._replace(available_bytes=0)
-    assert place_hedge(view(*idle), one, LEAST_LOADED, RNG) == ("f", 10)
+    assert place_hedge(view(*idle), wanted, LEAST_LOADED, RNG) == ("f", 10)
     idle[5] = idle[5]._replace(pending=1, pending_tokens=1)
-    assert place_hedge(view(*idle), one, LEAST_LOADED, RNG) is None
+    assert place_hedge(view(*idle), wanted, LEAST_LOADED, RNG) is None
 
 
 def test_a_hedge_goes_to_an_encoder_that_has_the_embedding_or_soon_will() -> None:
-    one = want(exclude=frozenset("a"))
+    wanted = want(exclude=frozenset("a"))
     encoders = [encoder("a"), encoder("b"), encoder("c", 10, items=1)]
 
     def hedged(*holdings: Holding) -> tuple[str, int] | None:
-        return place_hedge(view(*encoders, held=held_at(one.content, *holdings)), one, LEAST_LOADED, RNG)
+        return place_hedge(view(*encoders, held=held_at(wanted.content, *holdings)), wanted, LEAST_LOADED, RNG)
 
     assert hedged(Holding("a", encoding=True)) == ("b", 10), "not to the one where it takes long"
     assert hedged(Holding("c", published=True)) == ("c", 0)
@@ -339,11 +339,13 @@ def test_an_assignment_covers_every_item_within_the_available_room(
         assert choices is Shortage.NO_CREDIT or sum(sizes) > 2000 * len(loads)
         return
     assert [choice.item for choice in choices] == list(range(len(sizes)))
-    placed = {one.name: sum(c.tokens for c in choices if c.encoder == one.name) for one in pool.candidates}
+    placed = {
+        candidate.name: sum(c.tokens for c in choices if c.encoder == candidate.name) for candidate in pool.candidates
+    }
     assert all(tokens <= room for tokens in placed.values())
     if sum(sizes) <= room:
         # Least loaded first: with enough room, no encoder is ahead by more than one of its items.
-        ends = {one.name: one.pending_tokens + placed[one.name] for one in pool.candidates}
+        ends = {candidate.name: candidate.pending_tokens + placed[candidate.name] for candidate in pool.candidates}
         assert all(ends[name] - min(ends.values()) <= max(sizes) for name, tokens in placed.items() if tokens)
 
 

@@ -13,7 +13,7 @@ from triptych.policy.placement.requests import RequestPlace, place_request
 from triptych.policy.placement.wants import RequestWant, Want
 
 
-def one(name: str, tokens: int = 0, pending: int = 0) -> Candidate:
+def candidate(name: str, tokens: int = 0, pending: int = 0) -> Candidate:
     return Candidate(name, True, tokens, pending, 1000, 1000, instance_id=f"i-{name}")
 
 
@@ -25,25 +25,27 @@ def routed(routing: PlacementPolicy, *candidates: Candidate, turns: int = 1, see
 
 @pytest.mark.parametrize("name", ["least-loaded", "least-requests", "power-of-two", "round-robin"])
 def test_equal_instances_get_equal_shares(name: str) -> None:
-    counts = Counter(routed(PLACEMENTS[name], one("a"), one("b"), one("c"), turns=300))
+    counts = Counter(routed(PLACEMENTS[name], candidate("a"), candidate("b"), candidate("c"), turns=300))
     assert set(counts) == {"a", "b", "c"}
     assert max(counts.values()) - min(counts.values()) < 60
 
 
 def test_least_loaded_compares_tokens_then_requests() -> None:
-    assert routed(PLACEMENTS["least-loaded"], one("a", 9, 1), one("b", 8, 5), one("c", 8, 2)) == ["c"]
+    assert routed(PLACEMENTS["least-loaded"], candidate("a", 9, 1), candidate("b", 8, 5), candidate("c", 8, 2)) == ["c"]
 
 
 def test_least_requests_compares_the_number_of_requests() -> None:
-    assert routed(PLACEMENTS["least-requests"], one("a", 9, 3), one("b", 900, 1), one("c", 8, 2)) == ["b"]
+    assert routed(PLACEMENTS["least-requests"], candidate("a", 9, 3), candidate("b", 900, 1), candidate("c", 8, 2)) == [
+        "b"
+    ]
 
 
 def test_round_robin_ignores_load() -> None:
-    assert routed(PLACEMENTS["round-robin"], one("a", 900), one("b"), turns=5) == ["a", "b", "a", "b", "a"]
+    assert routed(PLACEMENTS["round-robin"], candidate("a", 900), candidate("b"), turns=5) == ["a", "b", "a", "b", "a"]
 
 
 def test_power_of_two_never_takes_the_most_loaded() -> None:
-    pool = (one("a", 900), one("b", 5), one("c", 50))
+    pool = (candidate("a", 900), candidate("b", 5), candidate("c", 50))
     counts = Counter(routed(PLACEMENTS["power-of-two"], *pool, turns=300))
     assert set(counts) == {"b", "c"}
     assert counts["b"] > counts["c"] > 60
@@ -52,11 +54,15 @@ def test_power_of_two_never_takes_the_most_loaded() -> None:
 
 @pytest.mark.parametrize("routing", PLACEMENTS.values(), ids=PLACEMENTS.keys())
 def test_every_policy_finds_a_packing_and_the_encoder_that_holds_the_embedding(routing: PlacementPolicy) -> None:
-    encoders = (one("a"), one("b")._replace(available_bytes=10), one("c")._replace(available_bytes=90))
+    encoders = (
+        candidate("a"),
+        candidate("b")._replace(available_bytes=10),
+        candidate("c")._replace(available_bytes=90),
+    )
     wants = [Want(item, 10, nbytes, (b"%d" % item, b"")) for item, nbytes in enumerate((900, 90, 100, 10))]
     for turn in range(9):
         assert isinstance(place_items(Pool(encoders, turn), wants, routing, Random(turn)), tuple)
-    held = Pool((one("a"), one("b"), one("c")), held=lambda _: (Holding("c"),))
+    held = Pool((candidate("a"), candidate("b"), candidate("c")), held=lambda _: (Holding("c"),))
     choices = place_items(held, wants[:1], routing, Random(7))
     assert isinstance(choices, tuple)
     assert [choice.encoder for choice in choices if isinstance(choice, Choice)] == ["c"]
@@ -97,7 +103,7 @@ def test_of_shared_instances_the_less_loaded_of_two_in_the_less_loaded_half_is_c
 
 
 def test_routers_agree_on_the_encoder_of_a_content_where_their_loads_differ_little() -> None:
-    """Each has sent one of eight encoders an item that the other does not know of yet."""
+    """Each router has sent one of eight encoders an item that the other does not know of yet."""
 
     def chosen(own: int, content: int) -> str:
         candidates = tuple(

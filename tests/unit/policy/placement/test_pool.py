@@ -57,7 +57,7 @@ def test_encoders_chosen_by_whole_columns_are_those_chosen_one_by_one(
 def test_text_instances_chosen_by_whole_columns_are_those_chosen_one_by_one(
     pool: Pool, holders: dict[str, int]
 ) -> None:
-    candidates = tuple(one._replace(max_items=0, probation=False) for one in pool.candidates)
+    candidates = tuple(candidate._replace(max_items=0, probation=False) for candidate in pool.candidates)
     pool = Pool(candidates, pool.turn, shared=pool.shared)
     pool.hosts = {"i-a": "n", "i-b": "n", "i-c": "s", "i-d": "s", "north": "n", "south": "s"}
     avoids: tuple[frozenset[str], ...] = (frozenset(), FAILED_ELSEWHERE)

@@ -88,7 +88,7 @@ def texts(*rows: Candidate, **loads: TextLoad) -> Pool:
     return Pool(rows, text_load=lambda place: loads.get(rows[place].name, TextLoad(kv_room=100)))
 
 
-def one(name: str, **traits: Any) -> Candidate:
+def candidate(name: str, **traits: Any) -> Candidate:
     return Candidate(name, True, 5, 1, text=TextTraits(**{"kv_kind": "k", **traits}))
 
 
@@ -98,16 +98,18 @@ def place(pool: Pool, want: RequestWant, kv_transfer: TransferRule | None = None
 
 
 def test_the_prefix_of_a_prompt_is_computed_where_it_is_kept_and_no_other_prompt_waits() -> None:
-    rows = [one("a"), one("b", prefills_early=True), one("c", prefills_early=True, prefill_only=True)]
-    pool = texts(*rows, one("d", prefills_early=True), d=TextLoad(prefill_tokens=1))
+    rows = [candidate("a"), candidate("b", prefills_early=True), candidate("c", prefills_early=True, prefill_only=True)]
+    pool = texts(*rows, candidate("d", prefills_early=True), d=TextLoad(prefill_tokens=1))
     assert place(pool, RequestWant(9, early=True)) == ("b", False)
     pool.lenders = {"b": LenderState.LENDING}
     assert place(pool, RequestWant(9, early=True)) is RequestShortage.TO_COME
 
 
 def test_one_that_only_prefills_gets_a_prompt_while_there_is_memory_for_its_answer() -> None:
-    prompts = texts(one("p", prefill_only=True), one("q", prefill_only=True, kv_kind="other"))
-    prompts.answers = texts(one("d"), one("e", kv_kind="other"), d=TextLoad(kv_room=50), e=TextLoad(kv_room=70))
+    prompts = texts(candidate("p", prefill_only=True), candidate("q", prefill_only=True, kv_kind="other"))
+    prompts.answers = texts(
+        candidate("d"), candidate("e", kv_kind="other"), d=TextLoad(kv_room=50), e=TextLoad(kv_room=70)
+    )
     assert {place(prompts, RequestWant(9, kv_tokens=60))} == {("q", True)}, "that of the least loaded is taken"
     assert place(prompts, RequestWant(9, kv_tokens=71)) is RequestShortage.TO_COME
     assert place(prompts, RequestWant(9, kv_tokens=40, first_in_line=False)) is RequestShortage.TO_COME
@@ -115,30 +117,30 @@ def test_one_that_only_prefills_gets_a_prompt_while_there_is_memory_for_its_answ
 
 
 def test_an_answer_goes_on_where_its_keys_and_values_can_be_used_and_there_is_memory_for_them() -> None:
-    rows = [one("a", continues=False), one("b", kv_kind="other"), one("c"), one("d")]
+    rows = [candidate("a", continues=False), candidate("b", kv_kind="other"), candidate("c"), candidate("d")]
     pool = texts(*rows, c=TextLoad(kv_room=10))
     want = RequestWant(9, kv_tokens=50, continues=True, sender="p", sender_kv_kind="k")
     assert place(pool, want) == ("d", False)
     assert place(pool, replace(want, avoid=frozenset("d"))) == ("c", False), "it waits there"
     assert place(pool, replace(want, avoid=frozenset("cd"))) == ("b", False), "it computes"
     assert place(pool, replace(want, avoid=frozenset("bcd"), exclude=frozenset("bc"))) == ("d", False), "a last resort"
-    assert place(texts(one("a", continues=False)), want) is RequestShortage.NO_INSTANCE
+    assert place(texts(candidate("a", continues=False)), want) is RequestShortage.NO_INSTANCE
 
 
 def test_an_answer_is_kv_transferred_by_policy_to_one_that_takes_its_keys_and_values() -> None:
-    pool = texts(one("a", transfers_kv=True), a=TextLoad(decode_tokens=500))
-    pool.answers = texts(one("d"), d=TextLoad(kv_room=60))
+    pool = texts(candidate("a", transfers_kv=True), a=TextLoad(decode_tokens=500))
+    pool.answers = texts(candidate("d"), d=TextLoad(kv_room=60))
     want = RequestWant(9, answer_tokens=40, kv_tokens=49)
     assert place(pool, want, by_need) == ("a", True)
     assert place(pool, want) == ("a", False), "without a policy"
     assert place(pool, replace(want, kv_tokens=61), by_need) == ("a", False), "without memory"
     assert place(pool, replace(want, early=True), by_need) is RequestShortage.NO_INSTANCE
-    pool.answers = texts(one("d", kv_kind="other"))
+    pool.answers = texts(candidate("d", kv_kind="other"))
     assert place(pool, want, by_need) == ("a", False)
 
 
 def test_those_that_encode_first_get_requests_while_they_lend_or_if_there_are_no_others() -> None:
-    pool = texts(one("a"), one("b")._replace(pending_tokens=0), b=TextLoad(kv_room=20))
+    pool = texts(candidate("a"), candidate("b")._replace(pending_tokens=0), b=TextLoad(kv_room=20))
     pool.lenders = {"b": LenderState.LENDING}
     want = RequestWant(9, kv_tokens=20)
     assert place(pool, want) == ("b", False)
@@ -150,7 +152,7 @@ def test_those_that_encode_first_get_requests_while_they_lend_or_if_there_are_no
 
 
 def test_what_may_end_an_instance_waits_for_others_that_may() -> None:
-    pool, suspect = texts(one("a")), RequestWant(9, exclude=frozenset("a"))
+    pool, suspect = texts(candidate("a")), RequestWant(9, exclude=frozenset("a"))
     assert place(pool, suspect) is RequestShortage.TO_COME
     assert is_kept_apart(pool, suspect)
     assert not is_kept_apart(pool, RequestWant(9))
@@ -158,7 +160,7 @@ def test_what_may_end_an_instance_waits_for_others_that_may() -> None:
 
 
 def test_a_prompt_that_is_kept_moves_if_another_would_have_computed_it_sooner() -> None:
-    pool = texts(one("a"), one("b"), a=TextLoad(prefill_tokens=100), b=TextLoad(prefill_tokens=20))
+    pool = texts(candidate("a"), candidate("b"), a=TextLoad(prefill_tokens=100), b=TextLoad(prefill_tokens=20))
     assert is_faster_elsewhere(pool, "a", tokens=49, kept_tokens=30)
     assert not is_faster_elsewhere(pool, "a", tokens=50, kept_tokens=30)
     pool.lenders = {"b": LenderState.FULL}

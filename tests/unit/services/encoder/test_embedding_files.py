@@ -51,8 +51,12 @@ def occupied(directory: Path) -> int:
     return sum(-(-file.stat().st_size // BLOCK) * BLOCK for file in directory.glob("*.embedding"))
 
 
-def content(one: StoredEmbedding | None) -> tuple[object, ...] | None:
-    return None if one is None else (one.key, one.tokens, [(tensor.spec, bytes(tensor.data)) for tensor in one.tensors])
+def content(kept: StoredEmbedding | None) -> tuple[object, ...] | None:
+    return (
+        None
+        if kept is None
+        else (kept.key, kept.tokens, [(tensor.spec, bytes(tensor.data)) for tensor in kept.tensors])
+    )
 
 
 def test_what_is_written_is_read_by_other_processes_of_this_user_alone(files: EmbeddingFiles, directory: Path) -> None:
@@ -126,8 +130,8 @@ def test_a_file_of_another_user_is_removed(
     files: EmbeddingFiles, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files.write(stored())
-    with monkeypatch.context() as this:
-        this.setattr(os, "geteuid", lambda: directory.stat().st_uid + 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "geteuid", lambda: directory.stat().st_uid + 1)
         with pytest.raises(DamagedFile, match="another user"):
             files.read(key(1), MIB)
     assert not file_of(directory).exists()

@@ -202,7 +202,7 @@ def test_after_an_error_the_same_image_can_be_encoded() -> None:
             instance.engine.failures.append(EngineFailure("once"))
             calls = [instance.service.encode(encode_request("cat")) for _ in range(3)]
             failed = await asyncio.gather(*calls, return_exceptions=True)
-            assert all(isinstance(one, EngineFailure) for one in failed)
+            assert all(isinstance(failure, EngineFailure) for failure in failed)
             await instance.service.release(leases_of(await instance.service.encode(encode_request("cat"))))
 
     under_virtual_time(scenario)
@@ -384,7 +384,7 @@ def test_items_above_the_memory_limit_together_are_overloaded() -> None:
             assert isinstance(refused, Overloaded)
             assert f"waiting items take {2 * ITEM_NBYTES} of {2 * ITEM_NBYTES} bytes" in str(refused)
             again = await instance.service.encode(encode_request("c"))
-            results = [one for one in served if isinstance(one, EncodeResult)]
+            results = [result for result in served if isinstance(result, EncodeResult)]
             assert len(results) == 2
             await instance.service.release(leases_of(*results, again))
 
@@ -396,8 +396,8 @@ def test_a_burst_is_answered_or_refused_without_losses() -> None:
         async with encoder_instance(slots=300, batches=BatchLimits(max_waiting_items=150)) as instance:
             calls = (instance.service.encode(encode_request(f"image-{n}")) for n in range(200))
             results = await asyncio.gather(*calls, return_exceptions=True)
-            served = [one for one in results if isinstance(one, EncodeResult)]
-            refused = [one for one in results if isinstance(one, Overloaded)]
+            served = [result for result in results if isinstance(result, EncodeResult)]
+            refused = [result for result in results if isinstance(result, Overloaded)]
             assert len(served) + len(refused) == 200
             assert len(served) >= 150
             assert len({result.ticket.offset for result in served}) == len(served)
@@ -457,7 +457,9 @@ def test_bytes_of_running_calls_are_bounded() -> None:
             calls = (instance.service.encode(encode_request(name)) for name in "abc")
             results = await asyncio.gather(*calls, return_exceptions=True)
             assert isinstance(results[2], Overloaded)
-            await instance.service.release(leases_of(*[one for one in results if isinstance(one, EncodeResult)]))
+            await instance.service.release(
+                leases_of(*[result for result in results if isinstance(result, EncodeResult)])
+            )
 
     under_virtual_time(scenario)
 

@@ -376,7 +376,7 @@ async def test_an_early_refusal_reaches_a_client_that_uploads_slowly(
 
 
 async def exchanged(port: int, request: bytes) -> bytes:
-    """All that comes back for a request after which the sending side is closed, as ``nc -N`` does."""
+    """The bytes that come back for a request after which the sending side is closed, as ``nc -N`` does."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(request)
     writer.write_eof()

@@ -86,8 +86,8 @@ def test_handshakes_that_do_not_go_on_are_bounded_in_number_and_time(
         settings = GatewaySettings(port=0, max_connections=1, head_timeout_s=head_timeout_s, rest_tls=tls)
         async with serve(settings, FakeRouter()) as app, asyncio.timeout(60):
             silent = [await asyncio.open_connection("127.0.0.1", app.port) for _ in range(clients)]
-            async with client(app.port, trusted) as one:
-                assert (await one.get("/v1/models")).status_code == 200
+            async with client(app.port, trusted) as http:
+                assert (await http.get("/v1/models")).status_code == 200
             for reader, _ in silent[:ended]:
                 assert await reader.read() == b""
             assert not any(reader.at_eof() for reader, _ in silent[ended:])

@@ -1,4 +1,4 @@
-"""Which settings of a gateway go together."""
+"""Settings of a gateway that go together."""
 
 from collections.abc import Sequence
 from pathlib import Path

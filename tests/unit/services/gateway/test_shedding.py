@@ -259,7 +259,7 @@ def test_a_router_whose_refusals_are_late_is_asked_about_twice_as_many_as_it_acc
 
 
 def test_a_few_deadlines_that_pass_do_not_refuse_a_burst() -> None:
-    """They may have been too short for a router that has nothing else to do."""
+    """Deadlines may have been too short for a router that has nothing else to do."""
 
     async def scenario() -> None:
         served = Served()

@@ -134,9 +134,9 @@ def test_a_mixed_pool_counts_like_its_commonest_instance_and_says_so() -> None:
     facts = capacities(mixed, ROUTERS).facts(E)(MIX)
     same = capacities(pool(member("c", Role.E, small)), ROUTERS).facts(E)(MIX)
     assert facts.capacity_per_s == same.capacity_per_s
-    assert any("other instances" in one for one in facts.missing)
-    routers = pool(*(member(str(one), None, slo=(f"ttft={one}x",)) for one in (5, 6)))
-    assert any("some routers" in one for one in capacities(ENCODERS, routers).facts(E)(MIX).missing)
+    assert any("other instances" in missing for missing in facts.missing)
+    routers = pool(*(member(str(factor), None, slo=(f"ttft={factor}x",)) for factor in (5, 6)))
+    assert any("some routers" in missing for missing in capacities(ENCODERS, routers).facts(E)(MIX).missing)
 
 
 def test_a_pool_that_lost_its_instances_keeps_its_capacity() -> None:
@@ -201,7 +201,7 @@ def decided(
     """The decision on a pool of so many instances after a window with these requests."""
     encoder = replace(ENCODER_PART, identity=SLOW_ENCODER.identity)
     decoder = replace(DECODER_PART, identity=FAST_DECODER.identity)
-    pools = [pool(member(str(one), one, encoder, decoder)) for one in (Role.E, Role.PD, Role.EPD)]
+    pools = [pool(member(str(role), role, encoder, decoder)) for role in (Role.E, Role.PD, Role.EPD)]
     facts = capacities(*pools, ROUTERS, profiles=(SLOW_ENCODER, FAST_DECODER)).facts(name)(classes)
     tokens = encode_tokens if name.role is Role.E else prompt_tokens
     assert facts.start_s is not None
@@ -209,7 +209,7 @@ def decided(
         str(name),
         instances,
         Bounds(1, 64),
-        tuple(PoolInstance(str(one), InstancePhase.READY) for one in range(instances)),
+        tuple(PoolInstance(str(number), InstancePhase.READY) for number in range(instances)),
         load(tokens(classes) / window_s, waiting),
         report_age_s=0.5,
         facts=facts,

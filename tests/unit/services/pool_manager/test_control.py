@@ -100,7 +100,7 @@ class Member:
                 missed_encode=self.missed,
             )
             self._made.append(WindowReport(1, sequence, 1.0, 0.0, "m", (NamedClass("image-256", counts),)))
-        return [one for one in self._made if one.sequence > after]
+        return [report for report in self._made if report.sequence > after]
 
 
 E, PD = PoolName("m", Role.E), PoolName("m", Role.PD)
@@ -176,9 +176,11 @@ class ScriptedScaler:
         return tuple(ScaledPool(pool, size, tuple(self._instances(pool))) for pool, size in self.sizes.items())
 
     def _instances(self, pool: PoolName) -> Iterator[ScaledInstance]:
-        yield from (ScaledInstance(name, ProcessPhase.RUNNING) for name, one in self.running.items() if one[0] == pool)
         yield from (
-            ScaledInstance(name, ProcessPhase.STARTING) for name, one in self.starting.items() if one[0] == pool
+            ScaledInstance(name, ProcessPhase.RUNNING) for name, entry in self.running.items() if entry[0] == pool
+        )
+        yield from (
+            ScaledInstance(name, ProcessPhase.STARTING) for name, entry in self.starting.items() if entry[0] == pool
         )
         yield from (
             ScaledInstance(name, ProcessPhase.FAILED, "no model") for name, of in self.failed.items() if of == pool
@@ -191,7 +193,7 @@ class ScriptedScaler:
                 for _ in range(size - there):
                     self.started += 1
                     self.starting[f"{pool.role.value.lower()}{self.started}"] = (pool, now_s() + START_S)
-                for name in [name for name, one in self.starting.items() if one[0] == pool][: max(0, there - size)]:
+                for name in [name for name, entry in self.starting.items() if entry[0] == pool][: max(0, there - size)]:
                     del self.starting[name]
             for name, (pool, at_s) in list(self.starting.items()):
                 if now_s() >= at_s:
@@ -492,7 +494,7 @@ def test_a_manager_that_is_cut_off_stops_nothing() -> None:
         assert site.scaler.sent("remove") == site.scaler.sent("remove", PD) == []
         site.links["m:1"].resume()
         await asyncio.sleep(60)
-        assert {name: one.ready for name, one in service.control.status().items()} == {E: 2, PD: 1}
+        assert {name: status.ready for name, status in service.control.status().items()} == {E: 2, PD: 1}
         assert site.scaler.sent("remove") == site.scaler.sent("remove", PD) == []
 
     play(scenario)
@@ -759,8 +761,8 @@ def test_a_manager_that_restarts_alone_goes_on_with_the_decisions_in_the_store()
         await asyncio.sleep(30)
         after = service.control.records("m", Role.E)
         assert (Why.OVERRIDE, DecisionOutcome.DONE) in map(fact, after)
-        assert [one.number for one in after[: len(before)]] == [one.number for one in before]
-        assert all(later.age_s >= one.age_s + 20 for one, later in zip(before, after, strict=False))
+        assert [record.number for record in after[: len(before)]] == [record.number for record in before]
+        assert all(later.age_s >= earlier.age_s + 20 for earlier, later in zip(before, after, strict=False))
 
     play(scenario, shared=True)
 
@@ -950,7 +952,7 @@ def test_a_store_that_cannot_be_read_keeps_pools_frozen_and_is_named() -> None:
 
 
 def test_orders_of_a_leader_that_slept_past_its_lease_are_not_sent() -> None:
-    """Its order hangs at the scaler while the lease ends: after that nothing is sent under the old token."""
+    """The leader's order hangs at the scaler while the lease ends: after that nothing is sent under the old token."""
 
     async def scenario(site: Site) -> None:
         first, second = await site.boot_two()

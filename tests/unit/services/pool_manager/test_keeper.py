@@ -34,7 +34,7 @@ def now_s() -> float:
 
 
 def record(number: int, *, instances: int = 1, outcome: DecisionOutcome = DecisionOutcome.PENDING) -> DecisionRecord:
-    there = tuple(PoolInstance(f"e{one}", InstancePhase.READY) for one in range(instances))
+    there = tuple(PoolInstance(f"e{index}", InstancePhase.READY) for index in range(instances))
     view = PoolView("m/E", 2, Bounds(1, 9), there, PoolLoad(1.0, 2.0, 3.0, 4.0, 5.0, 1.0))
     return DecisionRecord(number, view, Decision(3, (Reason(Why.LOAD, "much"),)), outcome)
 
@@ -123,7 +123,7 @@ def test_decisions_made_while_the_store_is_away_are_written_later_and_the_oldest
             await keeper.write({}, fence)
         link.cut = False
         await keeper.write({}, fence)
-        numbers = [one.number for one in (await keeper.read_decisions())["m/E"]]
+        numbers = [decision.number for decision in (await keeper.read_decisions())["m/E"]]
         assert numbers == list(range(1000 - 256, 1000))
 
     virtual_time.run(test())

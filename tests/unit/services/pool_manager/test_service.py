@@ -412,9 +412,9 @@ async def test_streams_without_a_member_make_room_for_each_other_and_for_members
         async with asyncio.TaskGroup() as group:
             idle = [group.create_task(answers(manager, reports(stays_open=True))) for _ in range(50)]
             await asyncio.sleep(0.1)
-            ended = [one.done() for one in idle]
+            ended = [task.done() for task in idle]
             assert ended == [True] * (50 - SETTINGS.max_unregistered) + [False] * SETTINGS.max_unregistered
-            assert all(isinstance(one.result(), Overloaded) for one in idle if one.done())
+            assert all(isinstance(task.result(), Overloaded) for task in idle if task.done())
             members.append(here.start("h"))
             await asyncio.sleep(1)
             assert [member.registrar.registered for member in members] == [1] * 8
@@ -432,9 +432,9 @@ async def test_members_and_watchers_beyond_the_limits_are_refused() -> None:
         refused = await answers(manager, reports(told("127.0.0.1:1", "z"), stays_open=True))
         assert isinstance(refused, Unavailable)
         assert "8 members" in refused.message
-        async with aclosing(manager.watch(Watch())) as one, aclosing(manager.watch(Watch())) as two:
-            await anext(one)
-            await anext(two)
+        async with aclosing(manager.watch(Watch())) as first, aclosing(manager.watch(Watch())) as second:
+            await anext(first)
+            await anext(second)
             with pytest.raises(Overloaded):
                 await anext(manager.watch(Watch()))
         await anext(manager.watch(Watch()))
@@ -470,7 +470,7 @@ async def test_a_member_that_reports_too_often_is_slowed_down_and_another_is_not
 
 
 def switchable(process: Process) -> None:
-    """It registers as one that can switch to any role, and serves PD."""
+    """Let a process register as one that can switch to any role, and serves PD."""
     process.told = replace(process.told, role=Role.PD, switchable=Role.EPD)
     process.set_stages(Role.PD.stages, 8, "a test")
 
@@ -483,7 +483,7 @@ async def test_an_order_to_switch_is_obeyed_and_seen_in_the_status() -> None:
         for process in (stays, moves):
             switchable(process)
         await asyncio.sleep(1)
-        serving = [here.metric("serving_instances", stage=one) for one in ("encode", "prefill", "decode")]
+        serving = [here.metric("serving_instances", stage=stage) for stage in ("encode", "prefill", "decode")]
         assert serving == [0, 2, 2]
         await manager.switch_instance("b", Role.D, force=False)
         await asyncio.sleep(1)

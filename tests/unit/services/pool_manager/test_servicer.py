@@ -49,7 +49,7 @@ async def serving(tls: TlsIdentity | None = None) -> AsyncIterator[tuple[Manager
 @asynccontextmanager
 async def relay(port: int) -> AsyncIterator[int]:
     """A port whose connections reach ``port`` from another address."""
-    over = asyncio.Event()
+    ended = asyncio.Event()
 
     async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):
@@ -61,13 +61,13 @@ async def relay(port: int) -> AsyncIterator[int]:
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there, back = await asyncio.open_connection(HERE, port, local_addr=(ELSEWHERE, 0))
         await asyncio.gather(carry(reader, back), carry(there, writer))
-        over.set()
+        ended.set()
 
     server = await asyncio.start_server(connected, HERE, 0)
     async with server:
         yield server.sockets[0].getsockname()[1]
         async with asyncio.timeout(TIMEOUT_S):
-            await over.wait()
+            await ended.wait()
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def test_data_that_is_no_profile_and_profiles_that_are_too_large_are_left_out_an
         known, _ = await site.boot(ENCODER)
         await site.boot()
         assert known.costs(ENCODER_IDENTITY) is not None
-        assert [one.key for one in await site.store.entries("profiles")] == ["foreign"]
+        assert [entry.key for entry in await site.store.entries("profiles")] == ["foreign"]
 
     play(scenario, StoreLimits(max_value_bytes=100))
     assert "a profile in the store cannot be used: it is not JSON" in caplog.text

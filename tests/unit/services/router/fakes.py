@@ -177,8 +177,8 @@ class FakeEncoder(KillableInstance):
 
     async def release(self, lease_ids: Sequence[LeaseId]) -> None:
         await self.spend(0.001)
-        for one in lease_ids:
-            self.leases.pop(one, None)
+        for lease_id in lease_ids:
+            self.leases.pop(lease_id, None)
         self._watched_load.notify()
 
     async def watch_load(self) -> AsyncGenerator[InstanceLoad]:
@@ -188,7 +188,7 @@ class FakeEncoder(KillableInstance):
 
 
 class FakeText(KillableInstance):
-    """It transfers and takes what others have, once it knows them as ``peers``."""
+    """A text instance that transfers and takes what others have, once it knows them as ``peers``."""
 
     def __init__(
         self,
@@ -207,7 +207,7 @@ class FakeText(KillableInstance):
         self.transfers_kv_at_the_end = False
         """Although nothing is left to go on with."""
         self.drain_after: int | None = None
-        """It transfers after so many tokens."""
+        """Tokens after which it transfers."""
         self.seal_s = 0.001
         self.free_tokens: int | None = None
         self.kv_reports: list[KvReport] = []
@@ -294,8 +294,8 @@ class FakeText(KillableInstance):
 
     async def release(self, lease_ids: Sequence[LeaseId]) -> None:
         await self.spend(0.001)
-        for one in lease_ids:
-            self.segments.pop(one, None)
+        for lease_id in lease_ids:
+            self.segments.pop(lease_id, None)
 
     def _held(self, ticket: Ticket) -> bool:
         encoder = self.encoders[ticket.holder]
@@ -346,13 +346,13 @@ async def bench(
     text_pool = [FakeText(f"text-{number}", pool, role=role) for number, role in enumerate(roles or (Role.PD,) * texts)]
     for text in text_pool if roles else ():
         text.kv_kind, text.transfers_kv = "kind", True
-        text.peers = {one.instance_id: one for one in text_pool}
+        text.peers = {peer.instance_id: peer for peer in text_pool}
     for text in text_pool:
         text.prefills_early = prefills_early
-    instances: dict[str, Any] = {one.instance_id: one for one in (*pool, *text_pool)}
-    for one in (*pool, *text_pool):
-        one.parts = tuple(
-            ServedPart(profile.identity, 8) for profile in profiles if one.role.stages & profile.identity.stages
+    instances: dict[str, Any] = {instance.instance_id: instance for instance in (*pool, *text_pool)}
+    for instance in (*pool, *text_pool):
+        instance.parts = tuple(
+            ServedPart(profile.identity, 8) for profile in profiles if instance.role.stages & profile.identity.stages
         )
     world = virtual_world("router")
     async with world.scope:

@@ -70,10 +70,10 @@ def test_a_request_that_waits_is_in_the_next_report() -> None:
             running = asyncio.create_task(collect(made.router, ask("a", [image(1)])))  # noqa: TID251 - awaited below
             await asyncio.sleep(2)
             (report,) = made.router.attainment.reports()
-            (judged,) = [one.window.ttft for one in report.classes]
+            (judged,) = [named.window.ttft for named in report.classes]
             assert (judged.missed, report.waiting, report.waiting_media_tokens) == (1, 1, 0)
             assert report.waiting_prompt_tokens > 0
-            assert [one.instance_id for one in report.instances] == ["text-0"]
+            assert [instance.instance_id for instance in report.instances] == ["text-0"]
             await running
 
     run(test())
@@ -162,7 +162,7 @@ def test_refusals_are_reported() -> None:
                 await collect(made.router, ask("b"))
             await running
             await asyncio.sleep(1)
-            assert sum((one.refusals for one in made.router.attainment.reports()), Refusals()) == Refusals(1, 0)
+            assert sum((report.refusals for report in made.router.attainment.reports()), Refusals()) == Refusals(1, 0)
 
     run(test())
 
@@ -176,7 +176,7 @@ def test_reports_say_how_old_they_are_and_the_last_minute_is_kept() -> None:
             await asyncio.sleep(0.5)
             reports = made.router.attainment.reports()
             assert len(reports) == 60
-            ages = [one.age_s for one in reports]
+            ages = [report.age_s for report in reports]
             assert ages == sorted(ages, reverse=True)
             assert ages[0] > 55
             assert ages[-1] < 2

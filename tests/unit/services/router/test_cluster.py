@@ -49,7 +49,7 @@ async def test_a_stub_is_opened_when_its_member_joins_and_closed_after_its_last_
         assert all(isinstance(outcome[-1], ChatFinished) for outcome in outcomes)
         await asyncio.sleep(0.1)
         assert (encoder.closed, text.closed) == (1, 1)
-        assert [one.closed for one in (made.encoders[1], made.texts[1])] == [0, 0]
+        assert [instance.closed for instance in (made.encoders[1], made.texts[1])] == [0, 0]
         made.router.cluster.feed(MemberJoined(Member(encoder.instance_id)))
         await asyncio.sleep(0.1)
         assert f"{encoder.instance_id}: ready" in (await made.router.readiness()).instances
@@ -126,7 +126,9 @@ async def test_a_missing_report_of_embeddings_starts_the_watch_again_without_sus
         cluster.feed(CallFailed(0, "encoder-0", InstanceLost("gone")))
         await asyncio.sleep(0.2)
         for _ in range(1000):
-            assert [one.usable for one in cluster.encoders.candidates if one.name == "encoder-0"] == [True]
+            assert [candidate.usable for candidate in cluster.encoders.candidates if candidate.name == "encoder-0"] == [
+                True
+            ]
             await asyncio.sleep(0.001)
         assert watches > 2
         assert not cluster.machine.instances.in_backoff()

@@ -90,7 +90,7 @@ async def test_a_stream_goes_on_at_another_text_instance_from_every_token(
         sent = tuple(range(position))
         assert continued.continued == tuple(ContinuedChoice(choice, sent) for choice in range(choices))
         assert (continued.token_ids, continued.sampling) == (begun.token_ids, begun.sampling)
-        assert [one.item for one in continued.placements] == list(range(images))
+        assert [placement.item for placement in continued.placements] == list(range(images))
         timeline = await made.router.timeline("broken")
         assert (timeline.outcome, timeline.completion_tokens) == (Outcome.DONE, 4 * choices)
         assert (timeline.continuations, timeline.text_attempts) == (1, 2)
@@ -132,7 +132,7 @@ class Uneven(FakeText):
             yield (Ready((), 0.0, 0.0),)
             lengths = {0: 4, 1: 2}
             for number in range(4):
-                running = [one for one, sent in request.begun.items() if len(sent) <= number < lengths[one]]
+                running = [choice for choice, sent in request.begun.items() if len(sent) <= number < lengths[choice]]
                 for choice in running:
                     await self.spend(self.token_s)
                     chunk = TokenChunk((number,), f"w{number} ", choice)
@@ -178,13 +178,13 @@ async def test_the_only_text_instance_goes_on_once_it_is_back() -> None:
                 await asyncio.sleep(0.3)
                 text.restart()
         assert shape(seen) == ({0: ((0, 1, 2, 3), "w0 w1 w2 w3 ", FinishReason.STOP)}, 4)
-        assert [len(one.continued) for one in text.requests] == [0, 1]
+        assert [len(request.continued) for request in text.requests] == [0, 1]
 
 
 @virtual
 @pytest.mark.parametrize(("drains", "is_answered"), [(True, True), (False, False)])
 async def test_a_rolling_restart_of_text_instances_costs_an_answer_no_attempts(drains: bool, is_answered: bool) -> None:
-    """It outlasts the drain of each, so that each ends with it. Those that only died may have died of it."""
+    """The answer outlasts the drain of each, so that each ends with it. Those that only died may have died of it."""
     async with bench(texts=6) as made:
         for text in made.texts:
             text.tokens, text.token_s = 10, 0.2

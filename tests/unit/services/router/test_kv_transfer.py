@@ -46,7 +46,7 @@ async def test_an_answer_goes_on_where_its_keys_and_values_are_pulled(images: in
         assert (first.transfers_kv, first.continued, first.kv_segments) == (True, (), ())
         assert first.kv_lease_s > 0
         assert (second.transfers_kv, len(second.continued), second.sampling) == (False, choices, first.sampling)
-        assert [one.item for one in second.placements] == list(range(images))
+        assert [placement.item for placement in second.placements] == list(range(images))
         prompt = len(first.token_ids)
         assert second.kv_segments[-1].end == prompt
         timeline = await made.router.timeline("r")
@@ -206,9 +206,9 @@ async def test_an_instance_that_drains_transfers_kv_in_mid_answer(after: int, im
         assert results == [expected, expected]
         handed = [request for request in made.texts[1].requests if request.kv_segments]
         timelines = [await made.router.timeline(f"r{number}") for number in range(2)]
-        assert len(handed) == sum(bool(one.prefill_instance) for one in timelines) >= 1
-        assert [one.text_attempts for one in timelines] == [1, 1]
-        assert [one.continuations for one in timelines] == [0, 0]
+        assert len(handed) == sum(bool(timeline.prefill_instance) for timeline in timelines) >= 1
+        assert [timeline.text_attempts for timeline in timelines] == [1, 1]
+        assert [timeline.continuations for timeline in timelines] == [0, 0]
 
 
 @virtual

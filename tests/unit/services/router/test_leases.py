@@ -50,7 +50,7 @@ class Holders:
                 assert (name, request.lease_id) in holders.counted, "before it may be held"
                 holders.held[name].add(request.lease_id)
                 await asyncio.sleep(holders._wait_s)
-                place = next(at for at, one in enumerate(SEGMENTS) if one.key == request.key)
+                place = next(at for at, segment in enumerate(SEGMENTS) if segment.key == request.key)
                 answer = holders._answer(place, granted(request, f"i-{name}"))
                 if isinstance(answer, Exception):
                     raise answer
@@ -78,8 +78,12 @@ def taken(holders: Holders, *, read: bool) -> tuple[int, int]:
     async def scenario() -> tuple[int, int]:
         leases = CallLeases(holders, partial(random.Random(1).randbytes, LEASE_ID_NBYTES))  # type: ignore[arg-type]
         placements = await leases.take_prefix(SEGMENTS, 30.0)
-        assert [one.first for one in placements] == [one.first for one in SEGMENTS[: len(placements)]]
-        assert [one.ticket.address for one in placements] == [one.name for one in SEGMENTS[: len(placements)]]
+        assert [placement.first for placement in placements] == [
+            segment.first for segment in SEGMENTS[: len(placements)]
+        ]
+        assert [placement.ticket.address for placement in placements] == [
+            segment.name for segment in SEGMENTS[: len(placements)]
+        ]
         held = holders.leases
         if read:
             leases.read()

@@ -38,7 +38,7 @@ def write(path: Path, text: str) -> None:
     path.with_suffix(".new").rename(path)
 
 
-def one(address: str) -> str:
+def entry(address: str) -> str:
     return f'[[instances]]\naddress = "{address}"\n'
 
 
@@ -67,15 +67,15 @@ def test_the_file_in_the_readme_is_valid(tmp_path: Path) -> None:
         ("instances = " + "[" * 5000, "is not TOML"),
         ("instances = " + "{a=" * 5000, "is not TOML"),
         ("[[instances]]\n", "instances.0.address: Field required"),
-        (one("nowhere"), "instances.0.address: .*'nowhere': it is not HOST:PORT"),
-        (one("unix:/run/x"), "it is not HOST:PORT"),
-        (one("a:1") + 'state = "gone"', "instances.0.state: "),
-        (one("a:1") + 'role = "X"', "instances.0.role: "),
-        (one("a:1") + "epoch = -1", "instances.0.epoch: "),
-        (one("a:1") + "weight = 3", "instances.0.weight: Extra inputs"),
-        (one("a:1") + one("A:01"), "names an address twice"),
+        (entry("nowhere"), "instances.0.address: .*'nowhere': it is not HOST:PORT"),
+        (entry("unix:/run/x"), "it is not HOST:PORT"),
+        (entry("a:1") + 'state = "gone"', "instances.0.state: "),
+        (entry("a:1") + 'role = "X"', "instances.0.role: "),
+        (entry("a:1") + "epoch = -1", "instances.0.epoch: "),
+        (entry("a:1") + "weight = 3", "instances.0.weight: Extra inputs"),
+        (entry("a:1") + entry("A:01"), "names an address twice"),
         ("#" * (1 + (1 << 20)), "more than 1048576 bytes"),
-        ("".join(one(f"a:{port}") for port in range(1, 4098)), "at most 4096 items"),
+        ("".join(entry(f"a:{port}") for port in range(1, 4098)), "at most 4096 items"),
     ],
     ids=range(15),
 )
@@ -91,7 +91,7 @@ def test_an_invalid_file_is_refused_in_one_line(text: str, told: str, tmp_path: 
 def test_members_of_the_settings_never_change() -> None:
     async def main() -> None:
         async with aclosing(FixedMembership(["a:1", "b:2"]).snapshots()) as snapshots:
-            assert [one async for one in snapshots] == [MembershipSnapshot(1, (Member("a:1"), Member("b:2")))]
+            assert [snapshot async for snapshot in snapshots] == [MembershipSnapshot(1, (Member("a:1"), Member("b:2")))]
 
     virtual_time.run(main())
 
@@ -101,7 +101,7 @@ def test_changes_of_the_file_are_applied_and_invalid_ones_ignored(
 ) -> None:
     caplog.set_level(logging.INFO)
     path = tmp_path / "members.toml"
-    write(path, one("a:1"))
+    write(path, entry("a:1"))
 
     async def main() -> None:
         source = FileMembership(path, poll_s=1.0, offload=InlineOffload())
@@ -115,16 +115,16 @@ def test_changes_of_the_file_are_applied_and_invalid_ones_ignored(
         async with asyncio.TaskGroup() as group:
             following = group.create_task(follow())
             await asyncio.sleep(3)
-            write(path, one("a:1") + "# a comment")
+            write(path, entry("a:1") + "# a comment")
             await asyncio.sleep(2)
-            for wrong in ("[[", None, one("a:1") * 2):
+            for wrong in ("[[", None, entry("a:1") * 2):
                 path.unlink(missing_ok=True)
                 if wrong is not None:
                     write(path, wrong)
                 await asyncio.sleep(3)
                 assert source.fault
             assert seen == [MembershipSnapshot(1, (Member("a:1"),))], "unchanged or invalid contents make no snapshot"
-            write(path, one("a:1") + one("b:2"))
+            write(path, entry("a:1") + entry("b:2"))
             await asyncio.sleep(1.1)
             assert source.fault == ""
             assert seen[1:] == [MembershipSnapshot(2, (Member("a:1"), Member("b:2")))]
@@ -139,7 +139,7 @@ def test_changes_of_the_file_are_applied_and_invalid_ones_ignored(
 
 def test_a_file_that_is_rewritten_in_place_counts_once_it_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "members.toml"
-    path.write_text(one("a:1") + one("b:2"))
+    path.write_text(entry("a:1") + entry("b:2"))
 
     async def main() -> None:
         source = FileMembership(path, poll_s=1.0, offload=InlineOffload())
@@ -155,7 +155,7 @@ def test_a_file_that_is_rewritten_in_place_counts_once_it_is_whole(tmp_path: Pat
             await asyncio.sleep(3)
             with path.open("w") as file:
                 for written in range(1, 40):
-                    file.write(one(f"c:{written}"))
+                    file.write(entry(f"c:{written}"))
                     file.flush()
                     await asyncio.sleep(0.1)
             await asyncio.sleep(3)

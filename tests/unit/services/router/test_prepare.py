@@ -49,7 +49,7 @@ def request(text: str = "hello", media: bytes = b"", messages: int = 1, **more: 
 async def test_only_small_requests_are_prepared_on_the_event_loop(asked: ChatRequest, kv_transferred: bool) -> None:
     threads = Counted()
     offload = SmallInline(threads, max_chars=100, max_media_bytes=1000)
-    assert await offload.run(lambda one, model: (one, model), asked, "model") == (asked, "model")
+    assert await offload.run(lambda question, model: (question, model), asked, "model") == (asked, "model")
     assert threads.runs == kv_transferred
 
 

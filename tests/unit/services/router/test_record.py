@@ -80,7 +80,7 @@ def test_refusals_are_counted_by_code() -> None:
 def test_a_request_is_logged_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="triptych.services.router.record"):
         RouterRecord(Metrics()).ended(replace(DONE, outcome=Outcome.FAILED, error="transfer_failed"), "")
-    (record,) = (one for one in caplog.records if one.name == "triptych.services.router.record")
+    (record,) = (logged for logged in caplog.records if logged.name == "triptych.services.router.record")
     message = record.getMessage()
     assert message.startswith("request outcome=failed finish_reason=error code=transfer_failed items=3")
     assert "ttft_s=0.08 total_s=0.18" in message

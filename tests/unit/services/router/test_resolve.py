@@ -34,7 +34,7 @@ SLOT_NBYTES = 192
 
 
 def of_media(images: Sequence[bytes], request_id: str = "r", *, timeout_s: float = 60.0) -> ResolveRequest:
-    media = tuple(MediaPart(Modality.IMAGE, one) for one in images)
+    media = tuple(MediaPart(Modality.IMAGE, data) for data in images)
     return ResolveRequest(request_id, MODEL, media, timeout_s=timeout_s)
 
 
@@ -61,8 +61,8 @@ async def test_images_are_encoded_and_held_until_the_caller_leaves() -> None:
     async with bench() as made:
         images = [image(seed) for seed in range(4)]
         async with held(made.router, of_media(images)) as items:
-            assert [item.ticket.key for item in items] == [digest(one) for one in images]
-            assert [item.uuid for item in items] == [digest(one).hex() for one in images]
+            assert [item.ticket.key for item in items] == [digest(data) for data in images]
+            assert [item.uuid for item in items] == [digest(data).hex() for data in images]
             assert {item.ticket.address for item in items} == {"encoder-0", "encoder-1"}
             assert [item.ticket.tokens for item in items] == [4] * 4
             await asyncio.sleep(30)
@@ -214,7 +214,7 @@ async def test_a_key_that_nobody_resolved_or_whose_embedding_is_gone_is_not_foun
 @virtual
 async def test_a_key_at_an_encoder_that_has_died_is_unavailable() -> None:
     async with bench() as made, held(made.router, of_media([image(1)])) as items:
-        next(one for one in made.encoders if one.leases).kill()
+        next(encoder for encoder in made.encoders if encoder.leases).kill()
         with pytest.raises(Unavailable):
             await anext(made.router.resolve(of_keys(items[0].ticket.key)))
 

@@ -311,7 +311,7 @@ async def test_the_other_router_s_timeline_tells_what_came_from_the_first() -> N
         assert first.sampling.seed is not None
         assert second == replace(first, continued=second.continued, timeout_s=second.timeout_s)
         assert second.timeout_s < first.timeout_s
-        (client,) = (one for one in made.clients if one.requests == [second])
+        (client,) = (fake for fake in made.clients if fake.requests == [second])
         timeline = await client.timeline("r")
         assert (timeline.outcome, timeline.completion_tokens, timeline.continued_tokens) == (Outcome.DONE, 8, 4)
         assert (timeline.continuations, timeline.text_attempts) == (1, 1)
@@ -332,7 +332,7 @@ async def test_a_text_instance_and_a_router_may_be_lost_in_one_answer() -> None:
                 await asyncio.sleep(0.2)
                 made.text.restart()
         assert shape(events) == ({0: ((0, 1, 2, 3), "w0 w1 w2 w3 ", FinishReason.STOP)}, 4)
-        assert [one.begun[0] for one in made.text.requests] == [(), (0, 1), (0, 1, 2)]
+        assert [request.begun[0] for request in made.text.requests] == [(), (0, 1), (0, 1, 2)]
 
 
 @virtual
@@ -372,7 +372,7 @@ async def test_a_router_that_has_no_room_is_asked_again() -> None:
 
 @virtual
 async def test_an_answer_that_loses_every_router_ends() -> None:
-    """It may be what kills them. What the first one sent does not help it."""
+    """An answer may be what kills them. What the first one sent does not help it."""
     async with site() as made:
         made.always_cuts = True
         with pytest.raises(InstanceLost, match="the connection broke"):

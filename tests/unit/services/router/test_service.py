@@ -50,7 +50,7 @@ from triptych.virtual.virtual_time import run
 from triptych.wire.documents import recent_document
 
 JSON = ResponseFormat(Grammar.JSON_OBJECT)
-"""Which no tokenizer without bytes can be held to."""
+"""A format that no tokenizer without bytes can be held to."""
 
 
 def virtual(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -77,7 +77,7 @@ async def until(holds: Callable[[], bool]) -> None:
 def arrived(made: Bench, images: list[bytes]) -> bool:
     """Whether the last request sent to text has each image's embedding at its placeholder."""
     last = made.texts[0].requests[-1]
-    return [place.ticket.key for place in last.placements] == [digest(one) for one in images]
+    return [place.ticket.key for place in last.placements] == [digest(data) for data in images]
 
 
 @virtual

@@ -31,15 +31,15 @@ def said(text: str, reason: FinishReason | None = None) -> Tokens:
 
 def answer(*pieces: Tokens, **sampling: object) -> tuple[str, int, int, FinishReason | None]:
     """Text, tokens, log-probabilities and reason."""
-    one = Answer(LetterDetokenizer(), SamplingParams(**sampling))  # type: ignore[arg-type]  # whatever a test asks for
+    answering = Answer(LetterDetokenizer(), SamplingParams(**sampling))  # type: ignore[arg-type]  # whatever a test asks for
     text, scores, reason = "", 0, None
-    for chunk, reason in map(one.feed, pieces):
+    for chunk, reason in map(answering.feed, pieces):
         text += chunk.text
         scores += len(chunk.logprobs)
         assert len(chunk.logprobs) == len(chunk.token_ids)
         if reason is not None:
             break
-    return text, one.completion_tokens, scores, reason
+    return text, answering.completion_tokens, scores, reason
 
 
 def test_tokens_up_to_the_end_of_a_stop_string_are_counted() -> None:

@@ -44,7 +44,7 @@ Choices = Mapping[int, Sequence[TextEvent]]
 
 
 def chunks(events: Sequence[TextEvent]) -> list[TokenChunk]:
-    """One per token, as every step sends what it made."""
+    """Chunks, one per token, as every step sends what it made."""
     found = [event for event in events if isinstance(event, TokenChunk)]
     assert all(len(chunk.token_ids) == 1 for chunk in found)
     return found
@@ -59,7 +59,7 @@ def text(sent: Sequence[TokenChunk]) -> str:
 
 
 def logprobs(sent: Sequence[TokenChunk]) -> list[TokenLogprobs]:
-    return [one for chunk in sent for one in chunk.logprobs]
+    return [logprob for chunk in sent for logprob in chunk.logprobs]
 
 
 def finished(events: Sequence[TextEvent]) -> tuple[FinishReason, int]:
@@ -91,7 +91,7 @@ def test_choices_go_on_from_every_position_as_if_nothing_had_happened(max_tokens
                 continued = cut(whole, position)
                 request = replace(await ask_about_cat(made, **asked), continued=continued)
                 _, rest = await by_choice(made.text.service, request)
-                assert sorted(rest) == [one.choice for one in continued]
+                assert sorted(rest) == [continuation.choice for continuation in continued]
                 for choice, events in rest.items():
                     before, after = chunks(whole[choice])[:position], chunks(events)
                     assert before + after == chunks(whole[choice])
@@ -120,7 +120,7 @@ def test_text_that_a_stop_string_holds_back_comes_once_wherever_the_stream_broke
     async def scenario() -> None:
         asked = long_answer()
         letters = "".join(map(chr, asked.expected))
-        stop = tuple(letters[slice(*one)] + end for one, end in ((held, "~"), (ended, "")) if one is not None)
+        stop = tuple(letters[slice(*bounds)] + end for bounds, end in ((held, "~"), (ended, "")) if bounds is not None)
         request = sampled(asked.request, seed=1, stop=stop, min_tokens=min_tokens)
         async with text_instance(MemoryNetwork(), []) as made:
             _, whole = await by_choice(made.service, request)
@@ -145,11 +145,11 @@ def test_characters_and_stop_strings_across_the_break_come_once(data: st.DataObj
     stop = tuple(piece + end for start, length, end in drawn if (piece := decoded[start : start + length]))
     sampling = SamplingParams(max_tokens=99, stop=stop, min_tokens=data.draw(st.integers(0, 6)))
 
-    def fed(one: Answer, token_ids: Sequence[int], *, is_rest: bool) -> tuple[str, FinishReason | None]:
+    def fed(answering: Answer, token_ids: Sequence[int], *, is_rest: bool) -> tuple[str, FinishReason | None]:
         said, reason = "", None
         for place, token in enumerate(token_ids):
             last = FinishReason.LENGTH if is_rest and place + 1 == len(token_ids) else None
-            chunk, reason = one.feed(Tokens(0, (token,), (), last))
+            chunk, reason = answering.feed(Tokens(0, (token,), (), last))
             said += chunk.text
             if reason is not None:
                 break
@@ -158,16 +158,16 @@ def test_characters_and_stop_strings_across_the_break_come_once(data: st.DataObj
     def new() -> Answer:
         return Answer(IncrementalDetokenizer(TOKENIZER), sampling)
 
-    one = new()
-    whole = fed(one, ids, is_rest=True)
-    for position in range(one.completion_tokens):
+    whole_answer = new()
+    whole = fed(whole_answer, ids, is_rest=True)
+    for position in range(whole_answer.completion_tokens):
         before, ended = fed(new(), ids[:position], is_rest=False)
         assert ended is None
         other = new()
         other.replay(ids[:position])
         after, reason = fed(other, ids[position:], is_rest=True)
         assert (before + after, reason) == whole
-        assert other.completion_tokens == one.completion_tokens
+        assert other.completion_tokens == whole_answer.completion_tokens
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,9 @@ def make_encoder(**options: float) -> FakeEncoderEngine:
 
 async def encode(p: Instances, *names: str) -> list[EncodeResult]:
     results = await asyncio.gather(*(p.encoder.service.encode(encode_request(name)) for name in names))
-    await p.encoder.service.release([lease for one in results for lease in (one.ticket.lease_id, one.router_lease)])
+    await p.encoder.service.release(
+        [lease for result in results for lease in (result.ticket.lease_id, result.router_lease)]
+    )
     return results
 
 
@@ -44,7 +46,7 @@ def test_both_services_are_one_instance_of_all_stages_with_one_load() -> None:
     async def scenario() -> None:
         async with hybrid_instances() as p:
             whole = p.whole.service
-            info, encoder, text = [await one.describe() for one in (whole, p.encoder.service, p.text.service)]
+            info, encoder, text = [await service.describe() for service in (whole, p.encoder.service, p.text.service)]
             assert (encoder.role, info.role) == (Role.E, Role.EPD)
             assert text.kv_kind
             assert info == replace(

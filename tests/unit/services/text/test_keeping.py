@@ -48,8 +48,8 @@ class Counts(Record):
 @asynccontextmanager
 async def keeper(network: MemoryNetwork, record: Counts, **told: Any) -> AsyncIterator[TextInstance]:
     settings = {"kv_bytes": ROOM, "kv_prefixes": True, "record": record, **told}
-    async with text_instance(network, (), instance_id="keeper", **settings) as one:
-        yield one
+    async with text_instance(network, (), instance_id="keeper", **settings) as instance:
+        yield instance
 
 
 async def events_of(instance: TextInstance, request: TextRequest) -> list[TextEvent]:
@@ -82,18 +82,18 @@ async def settled() -> None:
 def test_prompt_and_answer_are_kept_and_told_by_the_names_that_routers_compute() -> None:
     async def scenario() -> None:
         record = Counts()
-        async with keeper(MemoryNetwork(), record) as one:
+        async with keeper(MemoryNetwork(), record) as instance:
             asked = question(PROMPT, ())
-            answer = tokens_of(await events_of(one, asked.request))
+            answer = tokens_of(await events_of(instance, asked.request))
             assert answer == asked.expected
             await settled()
-            keys = keys_of(one, (*asked.request.token_ids, *answer))
+            keys = keys_of(instance, (*asked.request.token_ids, *answer))
             assert len(keys) >= 4
-            assert await held(one) == set(map(hint_of_segment, keys[: record.kept]))
+            assert await held(instance) == set(map(hint_of_segment, keys[: record.kept]))
             assert record.kept >= 4
-            await events_of(one, replace(asked.request, request_id="again"))
+            await events_of(instance, replace(asked.request, request_id="again"))
             await settled()
-            assert record.kept == len(await held(one)), "what it has is not copied again"
+            assert record.kept == len(await held(instance)), "what it has is not copied again"
 
     under_virtual_time(scenario)
 
@@ -102,8 +102,8 @@ def test_prompt_and_answer_are_kept_and_told_by_the_names_that_routers_compute()
 def test_a_prompt_is_kept_also_if_the_answer_is_short(max_tokens: int) -> None:
     async def scenario() -> None:
         record = Counts()
-        async with keeper(MemoryNetwork(), record) as one:
-            await events_of(one, question(PROMPT, (), max_tokens=max_tokens).request)
+        async with keeper(MemoryNetwork(), record) as instance:
+            await events_of(instance, question(PROMPT, (), max_tokens=max_tokens).request)
             await settled()
             assert record.kept == (4 if max_tokens > 2 else record.kept)
 
@@ -114,10 +114,10 @@ def test_a_prompt_is_kept_also_if_the_answer_is_short(max_tokens: int) -> None:
 def test_nothing_is_kept_without_the_setting_or_an_arena(told: dict[str, Any]) -> None:
     async def scenario() -> None:
         record = Counts()
-        async with keeper(MemoryNetwork(), record, **told) as one:
+        async with keeper(MemoryNetwork(), record, **told) as instance:
             asked = question(PROMPT, ())
-            assert tokens_of(await events_of(one, asked.request)) == asked.expected
-            assert (record.kept, await held(one)) == (0, set())
+            assert tokens_of(await events_of(instance, asked.request)) == asked.expected
+            assert (record.kept, await held(instance)) == (0, set())
 
     under_virtual_time(scenario)
 
@@ -125,11 +125,11 @@ def test_nothing_is_kept_without_the_setting_or_an_arena(told: dict[str, Any]) -
 def test_what_has_no_room_is_not_kept() -> None:
     async def scenario() -> None:
         record = Counts()
-        async with keeper(MemoryNetwork(), record, kv_bytes=2 * (SIZE * POSITION_NBYTES + 64)) as one:
+        async with keeper(MemoryNetwork(), record, kv_bytes=2 * (SIZE * POSITION_NBYTES + 64)) as instance:
             asked = question(PROMPT, ())
-            assert tokens_of(await events_of(one, asked.request)) == asked.expected
+            assert tokens_of(await events_of(instance, asked.request)) == asked.expected
             await settled()
-            assert len(await held(one)) <= 2
+            assert len(await held(instance)) <= 2
 
     under_virtual_time(scenario)
 
@@ -137,14 +137,14 @@ def test_what_has_no_room_is_not_kept() -> None:
 @pytest.mark.parametrize("events", [1, 2, 3])
 def test_a_caller_that_leaves_leaves_nothing_behind(events: int) -> None:
     async def scenario() -> None:
-        async with keeper(MemoryNetwork(), Counts()) as one:
-            async with aclosing(one.service.generate(question(PROMPT, ()).request)) as stream:
+        async with keeper(MemoryNetwork(), Counts()) as instance:
+            async with aclosing(instance.service.generate(question(PROMPT, ()).request)) as stream:
                 for _ in range(events):
                     await anext(stream)
             await settled()
-            assert one.store is not None
-            assert one.store.memory.leased_bytes == 0
-            one.service.validate()
+            assert instance.store is not None
+            assert instance.store.memory.leased_bytes == 0
+            instance.service.validate()
 
     under_virtual_time(scenario)
 
@@ -154,19 +154,19 @@ def test_another_instance_begins_with_it(lost: int | None) -> None:
     async def scenario() -> None:
         network, record = MemoryNetwork(), Counts()
         async with (
-            keeper(network, Counts()) as one,
-            text_instance(network, [one.service], instance_id="other", record=record) as other,
+            keeper(network, Counts()) as instance,
+            text_instance(network, [instance.service], instance_id="other", record=record) as other,
         ):
-            await events_of(one, question(PROMPT, ()).request)
+            await events_of(instance, question(PROMPT, ()).request)
             await settled()
             asked = question(PROMPT + "And then?", ())
             placements = []
-            for at, key in enumerate(keys_of(one, asked.request.token_ids)):
+            for at, key in enumerate(keys_of(instance, asked.request.token_ids)):
                 wants = LeaseRequest(key, None, new_lease(), lease_s=20.0, timeout_s=5.0)
-                ticket = (await one.service.lease(wants)).at(address_of("keeper"))
+                ticket = (await instance.service.lease(wants)).at(address_of("keeper"))
                 placements.append(KvPlacement(at * SIZE, ticket))
             if lost is not None:
-                await one.service.release([placements[lost].ticket.lease_id])
+                await instance.service.release([placements[lost].ticket.lease_id])
             events = await events_of(other, replace(asked.request, kv_segments=tuple(placements)))
             assert tokens_of(events) == asked.expected
             ready = next(event for event in events if isinstance(event, Ready))
@@ -176,7 +176,7 @@ def test_another_instance_begins_with_it(lost: int | None) -> None:
             assert record.prefixes["pulled"] == pulled
             assert record.prefixes["lost"] == (lost is not None)
             await settled()
-            assert one.store is not None
-            assert not one.store.memory.leases
+            assert instance.store is not None
+            assert not instance.store.memory.leases
 
     under_virtual_time(scenario)

@@ -103,10 +103,10 @@ async def apart(
     second = {"role": Role.D, "record": taken, **(decode or {})}
     async with (
         encoder_instance(network=network) as encoder,
-        text_instance(network, [encoder.service], instance_id="prefill", **first) as one,
-        text_instance(network, [encoder.service, one.service], instance_id="decode", **second) as two,
+        text_instance(network, [encoder.service], instance_id="prefill", **first) as prefilling,
+        text_instance(network, [encoder.service, prefilling.service], instance_id="decode", **second) as decoding,
     ):
-        yield Apart(encoder, one, two, sent, taken)
+        yield Apart(encoder, prefilling, decoding, sent, taken)
 
 
 def lease_request(ticket: Ticket, lease_id: bytes) -> LeaseRequest:
@@ -144,7 +144,8 @@ def decode_call(request: TextRequest, events: Sequence[TextEvent], holder: str =
             if choice not in ended
         ),
         kv_segments=tuple(
-            replace(one.placement, ticket=one.placement.ticket.at(address_of(holder))) for one in last.segments
+            replace(segment.placement, ticket=segment.placement.ticket.at(address_of(holder)))
+            for segment in last.segments
         ),
     )
 
@@ -152,7 +153,7 @@ def decode_call(request: TextRequest, events: Sequence[TextEvent], holder: str =
 async def release_routers(instance: TextInstance, events: Sequence[TextEvent]) -> None:
     last = events[-1]
     assert isinstance(last, KvTransferred)
-    await instance.service.release([one.router_lease for one in last.segments])
+    await instance.service.release([segment.router_lease for segment in last.segments])
 
 
 def kv_of(events: Sequence[TextEvent]) -> KvReport:
@@ -207,7 +208,7 @@ def test_its_role_and_kind_are_described_and_its_load_has_its_stages() -> None:
             events = await events_of(p.prefill, prefill_call(asked.request))
             assert p.prefill.service.load().at(Stage.PREFILL).leased_bytes > 0
             await p.prefill.service.release(
-                [one.placement.ticket.lease_id for one in events[-1].segments]  # type: ignore[union-attr]
+                [segment.placement.ticket.lease_id for segment in events[-1].segments]  # type: ignore[union-attr]
             )
             await release_routers(p.prefill, events)
             assert p.prefill.service.load().at(Stage.PREFILL).leased_bytes == 0
@@ -234,7 +235,7 @@ def test_it_serves_leases_and_refuses_items() -> None:
             again = await p.prefill.service.lease(lease_request(old, b"2" * 16))
             assert replace(again, lease_id=old.lease_id) == old
             await p.prefill.service.release([again.lease_id])
-            await p.prefill.service.release([one.placement.ticket.lease_id for one in last.segments])
+            await p.prefill.service.release([segment.placement.ticket.lease_id for segment in last.segments])
             await release_routers(p.prefill, first)
 
     under_virtual_time(scenario)
@@ -277,7 +278,7 @@ def test_what_ends_with_its_first_token_is_not_kv_transferred() -> None:
         async with apart() as p:
             asked = await p.asked("what is this?", "cat", max_tokens=1)
             events = await events_of(p.prefill, prefill_call(asked.request))
-            assert [type(one) for one in events] == [Ready, TokenChunk, Finished]
+            assert [type(event) for event in events] == [Ready, TokenChunk, Finished]
             assert p.sent.kv_transfers == 0
 
     under_virtual_time(scenario)
@@ -321,8 +322,8 @@ def test_a_call_that_transfers_kv_ends_when_one_of_its_leases_is_used(used_s: fl
             with pytest.raises(StopAsyncIteration):
                 await anext(stream)
             assert loop.time() - began_s == pytest.approx(ends_s)
-            await p.prefill.service.release([one.placement.ticket.lease_id for one in last.segments])
-            await p.prefill.service.release([one.router_lease for one in last.segments])
+            await p.prefill.service.release([segment.placement.ticket.lease_id for segment in last.segments])
+            await p.prefill.service.release([segment.router_lease for segment in last.segments])
 
     under_virtual_time(scenario)
 
@@ -364,15 +365,15 @@ def test_a_prompt_waits_for_room_before_it_is_computed_and_gets_it_in_turn() -> 
                 for late in asked[1:]
             ]
             await asyncio.sleep(1)
-            assert not any(one.done() for one in later)
+            assert not any(task.done() for task in later)
             assert p.prefill.engine.pending_tokens == 0
             assert p.prefill.service.load().at(Stage.PREFILL).pending == 2
-            for one, earlier in ((asked[0], None), (asked[1], later[0]), (asked[2], later[1])):
+            for asking, earlier in ((asked[0], None), (asked[1], later[0]), (asked[2], later[1])):
                 if earlier is not None:
                     first = await earlier
-                second = await events_of(p.decode, decode_call(one.request, first))
+                second = await events_of(p.decode, decode_call(asking.request, first))
                 await release_routers(p.prefill, first)
-                assert is_whole(one, first, second)
+                assert is_whole(asking, first, second)
 
     under_virtual_time(scenario)
 
@@ -384,7 +385,7 @@ def test_one_that_waits_for_room_ends_at_its_deadline() -> None:
             with pytest.raises(DeadlineExceeded):
                 await events_of(p.prefill, prefill_call((await p.asked("y" * 60, timeout_s=2.0)).request))
             await p.prefill.service.release(
-                [one.placement.ticket.lease_id for one in first[-1].segments]  # type: ignore[union-attr]
+                [segment.placement.ticket.lease_id for segment in first[-1].segments]  # type: ignore[union-attr]
             )
             await release_routers(p.prefill, first)
 
@@ -416,7 +417,7 @@ def test_a_lost_lease_costs_computation_only() -> None:
             asked = await p.asked("z" * 60)
             first = await events_of(p.prefill, prefill_call(asked.request))
             call = decode_call(asked.request, first)
-            await p.prefill.service.release([one.ticket.lease_id for one in call.kv_segments[1:2]])
+            await p.prefill.service.release([kv_segment.ticket.lease_id for kv_segment in call.kv_segments[1:2]])
             second = await events_of(p.decode, call)
             assert is_whole(asked, first, second)
             assert kv_of(second).pulled_tokens == SEGMENT_TOKENS
@@ -478,7 +479,7 @@ def test_segments_that_do_not_cover_a_beginning_are_refused(
             call = decode_call(asked.request, first)
             with pytest.raises(InvalidRequest, match="keys and values"):
                 await events_of(p.decode, replace(call, kv_segments=wrong(call.kv_segments)))
-            await p.prefill.service.release([one.ticket.lease_id for one in call.kv_segments])
+            await p.prefill.service.release([kv_segment.ticket.lease_id for kv_segment in call.kv_segments])
             await release_routers(p.prefill, first)
 
     under_virtual_time(scenario)
@@ -568,7 +569,7 @@ async def draining(p: Apart, request: TextRequest, events: list[TextEvent]) -> A
         last = events[-1]
         if isinstance(last, KvTransferred):
             assert not drained.done()
-            await p.prefill.service.release([one.placement.ticket.lease_id for one in last.segments])
+            await p.prefill.service.release([segment.placement.ticket.lease_id for segment in last.segments])
             await release_routers(p.prefill, events)
 
 
@@ -584,14 +585,16 @@ def test_a_draining_instance_transfers_kv_the_answers_that_it_has_begun(choices:
                 pass
             last = first[-1]
             assert isinstance(last, KvTransferred)
-            assert {one.placement.choices for one in last.segments} >= ({()} if choices == 1 else {(), (0,), (1,)})
+            assert {segment.placement.choices for segment in last.segments} >= (
+                {()} if choices == 1 else {(), (0,), (1,)}
+            )
             items = await encode_and_keep_only_tickets(p.encoder, "cat", "dog")
             again = replace(request, placements=question("what is this?", items).request.placements)
             second = await events_of(p.decode, decode_call(again, first))
             before, after = tokens_of(first), tokens_of(second)
             whole = await events_of(p.decode, await p.fresh_leases(again))
-            assert all(len(before[one]) > 1 for one in range(choices))
-            assert {one: before[one] + after[one] for one in range(choices)} == tokens_of(whole)
+            assert all(len(before[choice]) > 1 for choice in range(choices))
+            assert {choice: before[choice] + after[choice] for choice in range(choices)} == tokens_of(whole)
 
     under_virtual_time(scenario)
 
@@ -617,7 +620,9 @@ def test_a_drained_instance_waits_a_bounded_time_for_leases_on_what_it_kv_transf
                 with pytest.raises(LeaseLost, match="about to end"):
                     await p.prefill.service.lease(replace(lease_request(ticket, b"of a prefix"), generation=None))
             assert wait_s <= loop.time() - began_s < wait_s + 0.5 < LEASE_S
-            await p.prefill.service.release([own.lease_id, *(one.placement.ticket.lease_id for one in last.segments)])
+            await p.prefill.service.release(
+                [own.lease_id, *(segment.placement.ticket.lease_id for segment in last.segments)]
+            )
             await release_routers(p.prefill, first)
 
     under_virtual_time(scenario)
@@ -677,7 +682,7 @@ def test_after_many_kv_transfers_with_aborts_at_random_moments_nothing_is_left()
             if draw.random() < 0.03:
                 raise TransferFailed("on purpose")
 
-        async def one(number: int) -> bool:
+        async def answered(number: int) -> bool:
             asked = await p.asked("the same beginning " * draw.randrange(4) + str(number % 50), timeout_s=30.0)
             choices = draw.choice((1, 1, 2))
             request = replace(asked.request, sampling=SamplingParams(max_tokens=64, n=choices, seed=1))
@@ -705,7 +710,7 @@ def test_after_many_kv_transfers_with_aborts_at_random_moments_nothing_is_left()
         async with apart(before_pull=slowly, prefill={"max_running": 8}, decode={"max_running": 8}) as p:
             whole = 0
             for batch in range(50):
-                done = await asyncio.gather(*(one(20 * batch + number) for number in range(20)))
+                done = await asyncio.gather(*(answered(20 * batch + number) for number in range(20)))
                 whole += sum(done)
             assert 300 < whole < 900
             assert p.sent.segments.keys() == {"sealed", "cached"}

@@ -75,7 +75,7 @@ def test_items_are_pulled_concurrently_from_all_their_encoders() -> None:
                     network, [instance.service for instance in encoders], pulls=PullLimits(max_pulls_per_encoder=1)
                 )
             )
-            embedded = [one for n, instance in enumerate(encoders) for one in await items(instance, f"from-{n}", 2)]
+            embedded = [item for n, instance in enumerate(encoders) for item in await items(instance, f"from-{n}", 2)]
             asked = question("who", embedded)
             began_s = now_s()
             assert (await answer(text.service, asked.request)).token_ids == asked.expected
@@ -93,8 +93,8 @@ def test_bytes_in_flight_are_bounded_with_half_of_the_bound_per_encoder() -> Non
             before_pull=road, pulls=PullLimits(bound, max_pulls_per_encoder=64), encoder={"slots": 256}, slots=256
         ) as p:
             asked = [question(f"q{n}", await items(p.encoder, f"q{n}", 5)) for n in range(8)]
-            got = await asyncio.gather(*(answer(p.text.service, one.request) for one in asked))
-            assert [one.token_ids for one in got] == [one.expected for one in asked]
+            got = await asyncio.gather(*(answer(p.text.service, case.request) for case in asked))
+            assert [answered.token_ids for answered in got] == [case.expected for case in asked]
             assert road.most_nbytes == bound // 2
 
     under_virtual_time(scenario)
@@ -109,13 +109,13 @@ def test_an_urgent_request_pulls_before_waiting_ones() -> None:
             patient = [question(f"p{n}", await items(p.encoder, f"p{n}", 3), timeout_s=60.0) for n in range(5)]
             urgent = question("urgent", await items(p.encoder, "urgent", 3), timeout_s=5.0)
             async with asyncio.TaskGroup() as group:
-                waiting = [group.create_task(answer(p.text.service, one.request)) for one in patient]
+                waiting = [group.create_task(answer(p.text.service, case.request)) for case in patient]
                 await asyncio.sleep(1.5 * PULL_S)
                 began_s = now_s()
                 got = await answer(p.text.service, urgent.request)
                 assert got.token_ids == urgent.expected
                 assert now_s() - began_s < 0.5 * PULL_S + 3 * PULL_S + 0.1, "one pull was in flight, three were its own"
-            assert [task.result().token_ids for task in waiting] == [one.expected for one in patient]
+            assert [task.result().token_ids for task in waiting] == [case.expected for case in patient]
 
     under_virtual_time(scenario)
 
@@ -146,13 +146,13 @@ def test_an_urgent_request_gets_memory_before_waiting_ones() -> None:
             urgent = question("urgent", await items(p.encoder, "urgent", 3), timeout_s=5.0)
             ended: list[str] = []
 
-            async def ask(name: str, one: object) -> None:
-                assert (await answer(p.text.service, one.request)).token_ids == one.expected  # type: ignore[attr-defined]
+            async def ask(name: str, case: object) -> None:
+                assert (await answer(p.text.service, case.request)).token_ids == case.expected  # type: ignore[attr-defined]
                 ended.append(name)
 
             async with asyncio.TaskGroup() as group:
-                for number, one in enumerate(patient):
-                    group.create_task(ask(f"p{number}", one))
+                for number, case in enumerate(patient):
+                    group.create_task(ask(f"p{number}", case))
                 await asyncio.sleep(0.5 * PULL_S)
                 group.create_task(ask("urgent", urgent))
             assert ended == ["p0", "urgent", "p1", "p2", "p3", "p4"]

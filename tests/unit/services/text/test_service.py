@@ -126,8 +126,8 @@ def test_concurrent_requests_for_an_embedding_share_one_pull() -> None:
 
         async with instances(before_pull=count) as p:
             asked = [question(f"q{n}", await encode_and_keep_only_tickets(p.encoder, "cat")) for n in range(10)]
-            got = await asyncio.gather(*(answer(p.text.service, one.request) for one in asked))
-            assert [one.token_ids for one in got] == [one.expected for one in asked]
+            got = await asyncio.gather(*(answer(p.text.service, case.request) for case in asked))
+            assert [answered.token_ids for answered in got] == [case.expected for case in asked]
             assert len(pulls) == 1
 
     under_virtual_time(scenario)
@@ -391,11 +391,11 @@ def test_a_stream_interval_merges_messages_and_delays_neither_first_nor_last(int
 def test_a_failed_sequence_fails_alone() -> None:
     async def scenario() -> None:
         async with instances() as p:
-            one = question("one", await encode_and_keep_only_tickets(p.encoder, "cat"))
-            two = question("two", await encode_and_keep_only_tickets(p.encoder, "dog"))
+            first = question("one", await encode_and_keep_only_tickets(p.encoder, "cat"))
+            second = question("two", await encode_and_keep_only_tickets(p.encoder, "dog"))
             p.text.engine.failures.append(ValueError("secret"))
             results = await asyncio.gather(
-                answer(p.text.service, one.request), answer(p.text.service, two.request), return_exceptions=True
+                answer(p.text.service, first.request), answer(p.text.service, second.request), return_exceptions=True
             )
             failed = [result for result in results if isinstance(result, EngineFailure)]
             assert len(failed) == 1
@@ -535,7 +535,7 @@ def test_logprobs_have_the_bytes_of_their_tokens() -> None:
             for chunk in chunks:
                 assert [entry.chosen.token_id for entry in chunk.logprobs] == list(chunk.token_ids)
                 assert [entry.chosen.token for entry in chunk.logprobs] == [
-                    chr(one).encode() for one in chunk.token_ids
+                    chr(token_id).encode() for token_id in chunk.token_ids
                 ]
                 assert all(len(entry.top) == 2 and entry.top[0] == entry.chosen for entry in chunk.logprobs)
             assert sum(len(chunk.logprobs) for chunk in chunks) == len(asked.expected)
@@ -570,11 +570,11 @@ def test_an_engine_that_cannot_go_on_ends_its_loop_and_only_what_it_had_begun_is
         loop = EngineLoop(
             engine, thread, clock=clock, on_change=lambda: None, on_gap=lambda _: None, on_step=lambda _: None
         )
-        over = list[str]()
+        ended = list[str]()
 
         def submit(name: str) -> Sequences:
             request = EngineRequest(name, (97, 98), (), SamplingParams(max_tokens=4, seed=0))
-            return loop.submit(request, on_copied=lambda: None, on_over=lambda: over.append(name))
+            return loop.submit(request, on_copied=lambda: None, on_over=lambda: ended.append(name))
 
         begun, waiting = submit("begun"), submit("waiting")
         with pytest.raises(InstanceLost, match="the engine has failed"):
@@ -586,7 +586,7 @@ def test_an_engine_that_cannot_go_on_ends_its_loop_and_only_what_it_had_begun_is
         assert not isinstance(raised.value, InstanceLost)
         with pytest.raises(Unavailable):
             await submit("late").next()
-        assert over == ["begun", "waiting", "late"]
+        assert ended == ["begun", "waiting", "late"]
 
     under_virtual_time(scenario)
 
@@ -839,10 +839,10 @@ def test_a_full_queue_refuses_and_releases_the_leases() -> None:
         async with instances(tensor_cache=CacheLimits(max_waiting_requests=3), max_running=1) as p:
             asked = [question(f"q{n}", await encode_and_keep_only_tickets(p.encoder, "cat")) for n in range(10)]
             results = await asyncio.gather(
-                *(answer(p.text.service, one.request) for one in asked), return_exceptions=True
+                *(answer(p.text.service, case.request) for case in asked), return_exceptions=True
             )
-            refused = [one for one in results if isinstance(one, Overloaded)]
-            served = [one for one in results if isinstance(one, Answered)]
+            refused = [result for result in results if isinstance(result, Overloaded)]
+            served = [result for result in results if isinstance(result, Answered)]
             assert len(served) + len(refused) == 10
             assert len(refused) >= 6
 
@@ -861,8 +861,8 @@ def test_requests_wait_for_cache_room_and_all_finish() -> None:
                 )
                 for n in range(12)
             ]
-            got = await asyncio.gather(*(answer(p.text.service, one.request) for one in asked))
-            assert [one.token_ids for one in got] == [one.expected for one in asked]
+            got = await asyncio.gather(*(answer(p.text.service, case.request) for case in asked))
+            assert [answered.token_ids for answered in got] == [case.expected for case in asked]
 
     under_virtual_time(scenario)
 
@@ -970,8 +970,8 @@ def test_equal_requests_can_be_sent_repeatedly_and_concurrently() -> None:
     async def scenario() -> None:
         async with instances() as p:
             asked = [question("same", await encode_and_keep_only_tickets(p.encoder, "cat")) for _ in range(2)]
-            got = await asyncio.gather(*(answer(p.text.service, one.request) for one in asked))
-            assert [one.token_ids for one in got] == [asked[0].expected] * 2
+            got = await asyncio.gather(*(answer(p.text.service, case.request) for case in asked))
+            assert [answered.token_ids for answered in got] == [asked[0].expected] * 2
 
     under_virtual_time(scenario)
 
@@ -991,7 +991,8 @@ def test_the_load_counts_waiting_and_running_requests() -> None:
             assert max(load.pending for load in waiting) == 3
             assert max(load.pending for load in running) == 1
             assert (
-                max(one.pending_tokens + other.pending_tokens for one, other in zip(waiting, running, strict=True)) > 64
+                max(waits.pending_tokens + runs.pending_tokens for waits, runs in zip(waiting, running, strict=True))
+                > 64
             )
             assert (waiting[-1].pending_tokens, running[-1].pending_tokens) == (0, 0)
 

@@ -90,7 +90,7 @@ def asked(name: str, *, transfers_kv: bool = False) -> TextRequest:
 async def give_back(s: Switchable, events: Sequence[TextEvent]) -> None:
     last = events[-1]
     assert isinstance(last, KvTransferred)
-    await s.text.service.release([one.placement.ticket.lease_id for one in last.segments])
+    await s.text.service.release([segment.placement.ticket.lease_id for segment in last.segments])
     await release_routers(s.text, events)
 
 
@@ -105,8 +105,8 @@ def test_answers_are_kv_transferred_when_decode_closes(to: Role) -> None:
                     if len(events) == 3:
                         s.to(to)
                         assert s.reported == to.stages, "at once"
-                        assert [s.metric("stage_open", stage=one.value) for one in Stage] == [
-                            one in to.stages for one in Stage
+                        assert [s.metric("stage_open", stage=stage.value) for stage in Stage] == [
+                            stage in to.stages for stage in Stage
                         ]
                         await asyncio.sleep(0.001)
                         assert s.metric("switch_pending_seconds") == pytest.approx(0.001)
@@ -203,7 +203,7 @@ def test_an_opened_stage_says_what_it_has_served_since() -> None:
 
             def served() -> dict[Stage, int | None]:
                 loads = (s.text.service.load(), s.encoder.service.load())
-                return {stage: load.served for one in loads for stage, load in one.stages.items()}
+                return {stage: load.served for report in loads for stage, load in report.stages.items()}
 
             assert served() == {Stage.ENCODE: 0}
             for _ in range(2):
@@ -213,7 +213,7 @@ def test_an_opened_stage_says_what_it_has_served_since() -> None:
             s.to(Role.PD)
             assert served() == {Stage.PREFILL: 0, Stage.DECODE: 0}
             async with aclosing(s.text.service.generate(asked("what is this?"))) as stream:
-                assert [type(one) for one in await anext(stream)] == [Ready]
+                assert [type(event) for event in await anext(stream)] == [Ready]
                 assert served() == {Stage.PREFILL: 0, Stage.DECODE: 0}
                 await anext(stream)
                 assert served() == {Stage.PREFILL: 1, Stage.DECODE: 0}, "the first token is the prompt's"

@@ -45,8 +45,13 @@ class Instance:
     def resident(self) -> dict[str, float]:
         """Bytes of the weights in memory, by part."""
         families = text_string_to_metric_families(self._telemetry.metrics.render().decode())
-        samples = [one for family in families for one in family.samples if one.name == "triptych_resident_weight_bytes"]
-        return {one.labels["part"]: one.value for one in samples}
+        samples = [
+            sample
+            for family in families
+            for sample in family.samples
+            if sample.name == "triptych_resident_weight_bytes"
+        ]
+        return {sample.labels["part"]: sample.value for sample in samples}
 
     @property
     def parts(self) -> set[str]:
@@ -72,7 +77,7 @@ class Instance:
         to_load = {stage for stage, part in PART_OF.items() if part.value not in parts}
         async with asyncio.timeout(60):
             while True:
-                if (self.open, self.parts, {one.stage for one in self.closed}) == (role.stages, parts, to_load):
+                if (self.open, self.parts, {closed.stage for closed in self.closed}) == (role.stages, parts, to_load):
                     return
                 await asyncio.sleep(0.005)
 
@@ -132,31 +137,31 @@ async def test_answers_and_embeddings_are_those_of_an_instance_with_all_weights(
         expected = [await whole.answer(prompt) for prompt in PROMPTS]
         embeddings = [await whole.embedding(shade) for shade in range(3)]
         assert not whole.resident, "nothing is loaded or unloaded"
-    async with instance(Role.E) as one:
-        assert one.parts == {"encoder"}
-        opens_s = {closed.stage: closed.opens_s for closed in one.closed}
+    async with instance(Role.E) as offloaded:
+        assert offloaded.parts == {"encoder"}
+        opens_s = {closed.stage: closed.opens_s for closed in offloaded.closed}
         assert opens_s.keys() == {Stage.PREFILL, Stage.DECODE}
         assert all(opens_s.values())
         for shade in range(3):
-            assert await one.embedding(shade) == embeddings[shade]
+            assert await offloaded.embedding(shade) == embeddings[shade]
             with pytest.raises(StageClosed):
-                await one.answer(PROMPTS[0])
-            await one.switch(Role.PD)
-            assert [closed.stage for closed in one.closed] == [Stage.ENCODE]
+                await offloaded.answer(PROMPTS[0])
+            await offloaded.switch(Role.PD)
+            assert [closed.stage for closed in offloaded.closed] == [Stage.ENCODE]
             with pytest.raises(StageClosed):
-                await one.embedding(9)
-            assert await asyncio.gather(*map(one.answer, PROMPTS)) == expected
-            assert await one.answer(PROMPTS[2]) == expected[2], "with a cached prefix"
-            await one.switch(Role.E)
+                await offloaded.embedding(9)
+            assert await asyncio.gather(*map(offloaded.answer, PROMPTS)) == expected
+            assert await offloaded.answer(PROMPTS[2]) == expected[2], "with a cached prefix"
+            await offloaded.switch(Role.E)
 
 
 async def test_what_runs_goes_on_while_the_other_part_is_loaded_and_unloaded() -> None:
-    async with instance(Role.PD) as one:
-        expected = await one.answer(PROMPTS[1], 400)
+    async with instance(Role.PD) as offloaded:
+        expected = await offloaded.answer(PROMPTS[1], 400)
         async with asyncio.TaskGroup() as group:
-            answers = [group.create_task(one.answer(PROMPTS[1], 400)) for _ in range(3)]
+            answers = [group.create_task(offloaded.answer(PROMPTS[1], 400)) for _ in range(3)]
             for role in (Role.EPD, Role.PD, Role.EPD, Role.PD):
-                await one.switch(role)
+                await offloaded.switch(role)
         assert [task.result() for task in answers] == [expected] * 3
 
 
@@ -164,47 +169,47 @@ async def test_a_part_that_cannot_be_loaded_leaves_all_as_it_was(tmp_path: Path)
     model = tmp_path / "model"
     shutil.copytree(MODEL_DIR, model)
     weights, away = model / "model.safetensors", tmp_path / "away"
-    async with instance(Role.E, model=model) as one:
-        expected = await one.embedding(1)
+    async with instance(Role.E, model=model) as offloaded:
+        expected = await offloaded.embedding(1)
         weights.rename(away)
-        one.order(Role.PD)
-        assert not any(closed.fault for closed in one.closed)
+        offloaded.order(Role.PD)
+        assert not any(closed.fault for closed in offloaded.closed)
         async with asyncio.timeout(60):
-            while not any(closed.fault for closed in one.closed):  # noqa: ASYNC110 - load reports are read
+            while not any(closed.fault for closed in offloaded.closed):  # noqa: ASYNC110 - load reports are read
                 await asyncio.sleep(0.005)
-        assert {closed.fault for closed in one.closed} == {
+        assert {closed.fault for closed in offloaded.closed} == {
             "weights cannot be loaded: model.safetensors: No such file or directory"
         }
-        assert one.open == Role.E.stages
-        assert one.parts == {"encoder"}
-        assert one.running.instance.text.load().stages_version == 1, "the order is not obeyed, and over"
-        assert await one.embedding(1) == expected
+        assert offloaded.open == Role.E.stages
+        assert offloaded.parts == {"encoder"}
+        assert offloaded.running.instance.text.load().stages_version == 1, "the order is not obeyed, and over"
+        assert await offloaded.embedding(1) == expected
         shutil.copy(away, weights)
-        one.order(Role.D)
+        offloaded.order(Role.D)
         async with asyncio.timeout(60):
-            while not any("has changed since the start" in closed.fault for closed in one.closed):  # noqa: ASYNC110
+            while not any("has changed since the start" in closed.fault for closed in offloaded.closed):  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         away.rename(weights)
-        await one.switch(Role.PD)
-        assert len(await one.answer(PROMPTS[0])) == TOKENS
+        await offloaded.switch(Role.PD)
+        assert len(await offloaded.answer(PROMPTS[0])) == TOKENS
 
 
 async def test_with_room_for_all_weights_auto_keeps_them() -> None:
-    async with instance(Role.E, "auto") as one:
-        assert not one.closed, "every stage opens at once"
+    async with instance(Role.E, "auto") as offloaded:
+        assert not offloaded.closed, "every stage opens at once"
 
 
 async def test_steps_are_measured_with_both_parts_and_then_one_stays() -> None:
-    async with instance(Role.E, tpot_slo_s=0.05, max_sequences=4) as one:
-        assert one.parts == {"encoder"}
-        await one.switch(Role.EPD)
-        assert len(await one.answer(PROMPTS[0])) == TOKENS
+    async with instance(Role.E, tpot_slo_s=0.05, max_sequences=4) as offloaded:
+        assert offloaded.parts == {"encoder"}
+        await offloaded.switch(Role.EPD)
+        assert len(await offloaded.answer(PROMPTS[0])) == TOKENS
 
 
 async def test_a_model_whose_weights_do_not_fit_together_has_those_of_its_role(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("triptych.engine.device_memory.available_nbytes", lambda: 12 * MIB)
-    async with instance(Role.PD, "auto") as one:
-        assert one.parts == {"decoder"}
+    async with instance(Role.PD, "auto") as offloaded:
+        assert offloaded.parts == {"decoder"}
 
 
 @dataclass
