@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import ending, machine, random_qwen
-from benchmarks.fidelity_calibration import CONTROL_S, Calibration, Item, measure, toml
+from benchmarks.fidelity_calibration import CONTROL_S, Calibration, Item, measure, toml, with_transfers
 from benchmarks.fidelity_live import OPTIONS, PATIENCE_S, PREPARE_THREADS, Live, Watched, given_options, running
 from benchmarks.fidelity_report import AGAIN, Cell, Figures, Result, document, show
 from benchmarks.figures import add_json_option, write_figures
@@ -75,9 +75,11 @@ class Served:
     """Requests of each kind."""
 
 
+APART = "E+P+D"
+"""The placement in which keys and values are transferred."""
 MODELS = {
     "demo": Served(Size(336, 336), "16:1,64:1", 400, 60),
-    "50m": Served(Size(224, 224), "8:1,24:1", 100, 16),
+    "50m": Served(Size(224, 224), "8:1,24:1", 100, 64),
 }
 """The bundled model of 2 million parameters, and a Qwen2.5-VL of 50 million with random weights."""
 
@@ -231,10 +233,14 @@ async def learn(name: str, settings: Settings, folder: Path) -> Known:
     words = Distribution.parse(served.words)
     async with running(path, MODEL_ID, PLACEMENTS["E+PD"]) as live:
         number = min(served.calibration, settings.requests or served.calibration)
-        calibration = await measure(live, served.size, sum(words.values) // len(words.values), requests=number)
+        length = sum(words.values) // len(words.values)
+        calibration = await measure(live, served.size, length, requests=number)
         lone = [Planned(0.2 * number, words, (), 1) for number, words in enumerate((4, 16, 40))]
         told = sorted(await live.send(lone, "prompts"), key=lambda record: record.planned.arrival_s)
         rates = {mix: await _capacity(live, name, mix, settings) for mix in settings.mixes}
+    if APART in settings.placements:
+        async with running(path, MODEL_ID, PLACEMENTS[APART]) as live:
+            calibration = await with_transfers(calibration, live, served.size, length, requests=number)
     taken = calibration.taken
     objectives = {
         mix: Objectives(

@@ -1,8 +1,8 @@
-"""What services take beside engines, of one model on this machine: measured on a cluster of an encoder and a text instance, for
-``triptych simulate --host``.
+"""What services take beside engines, of one model on this machine, for ``triptych simulate --host``.
 
-Requests of three kinds (text and a token, text and a longer answer, an image and a token) come one at a time, then eight together. The CPU time of each
-process, but for what idle ones take and what the profile has for the engine, is divided among requests, items, messages, steps and sequences.
+A cluster of an encoder and a text instance gets requests of three kinds (text and a token, text and a longer answer, an image and a token), one at a
+time, then eight together. One that prefills and decodes apart gets those with longer answers too. The CPU time of each process, but for what idle ones
+take and what the profile has for the engine, is divided among requests, items, messages, steps, sequences and transfers of keys and values.
 """
 
 import asyncio
@@ -25,6 +25,8 @@ CONTROL_S = 0.0001
 """Taken to be the time of a message between two processes beside their CPU time."""
 HOPS = 6
 """Such messages before a lone request's first token: from the client to the text instance and back."""
+TRANSFER_HOPS = 4
+"""Such messages between the first token and the second where another instance decodes: to the router, to that instance, to the first and back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,11 @@ class Taken:
     foreign_cores: float
     passes: Mapping[str, float]
     """Steps of the text engine and batches of the encoder, by kind of process."""
+
+    @property
+    def answer_s(self) -> float:
+        """From a request to the last token of its answer."""
+        return self.ttft_s + (self.tokens - 1) * self.tpot_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +101,14 @@ class Calibration:
                 item_end=cost(lambda kinds: (1 - item_before) * kinds.item_s(process)),
             )
 
+        request_s = alone.text_request_s(step_s, sequence_s)
+        transferred = alone.transferred(step_s, sequence_s, before * request_s)
         text = TextCosts(
             request=cost(lambda kinds: before * kinds.text_request_s(step_s, sequence_s)),
             item=cost(lambda kinds: item_before * kinds.text_item_s(step_s)),
             end=cost(lambda kinds: (1 - before) * kinds.text_request_s(step_s, sequence_s)),
+            transfer=cost(lambda kinds: transferred * kinds.transfer_s(step_s, sequence_s)),
+            transfer_end=cost(lambda kinds: (1 - transferred) * kinds.transfer_s(step_s, sequence_s)),
             step_s=step_s,
             sequence_s=sequence_s,
         )
@@ -140,17 +151,40 @@ class _Kinds:
         """Steps of the text instance for each request."""
         return self._of(kind).passes[TEXT]
 
+    def _decodes(self, kind: str) -> tuple[float, float]:
+        """Steps that decode for each request of the longer answers, and the engine's time of one."""
+        answer = self._of(kind)
+        steps = self._steps(kind) - self._steps("text")
+        return steps, self.decoder.decode_s((ANSWER - 1) / steps, answer.prompt_tokens + ANSWER / 2).value
+
     @property
     def sequences(self) -> float:
         """Sequences in a step that decodes, on average."""
-        return (ANSWER - 1) / (self._steps("answer") - self._steps("text"))
+        return (ANSWER - 1) / self._decodes("answer")[0]
 
     @property
     def step_s(self) -> float:
         """CPU time of the text instance for a step that decodes, beside its engine's."""
-        answer, sequences = self._of("answer"), self.sequences
-        engine_s = self.decoder.decode_s(sequences, answer.prompt_tokens + ANSWER / 2).value
-        return sequences * self.message_s(TEXT) - engine_s
+        return self.sequences * self.message_s(TEXT) - self._decodes("answer")[1]
+
+    def transfer_s(self, step_s: float, sequence_s: float) -> float:
+        """What a request takes more where another instance decodes, beside what both take of it as of any request; 0 if that was not
+        measured.
+        """
+        if "transfer" not in self.taken:
+            return 0.0
+        steps, engine_s = self._decodes("transfer")
+        text_s = self._of("transfer").cpu_s[TEXT] - self._prefill_s("text") - self._steps("text") * step_s
+        text_s -= sequence_s + steps * (engine_s + step_s) + (ANSWER - 1) * sequence_s
+        router_s = self._of("transfer").cpu_s[ROUTER] - self._of("answer").cpu_s[ROUTER]
+        return max(0.0, text_s - 2 * self.text_request_s(step_s, sequence_s)) + max(0.0, router_s)
+
+    def transferred(self, step_s: float, sequence_s: float, request_s: float) -> float:
+        """As ``before``, of what a transfer takes: it lengthens the whole answer. ``request_s``: of the second instance for any request."""
+        if "transfer" not in self.taken:
+            return 0.0
+        later_s = self._of("transfer").answer_s - self._of("answer").answer_s
+        return _share(later_s - request_s - TRANSFER_HOPS * CONTROL_S, self.transfer_s(step_s, sequence_s))
 
     def _prefill_s(self, kind: str) -> float:
         """Engine time of a prompt, in steps with as many prompts as there were on average."""
@@ -220,27 +254,44 @@ def _share(part_s: float, whole_s: float) -> float:
 
 
 async def measure(live: Live, image: Size, words: int, *, requests: int) -> Calibration:
-    """``words``: of each prompt; ``requests``: of the first kind."""
+    """``words``: of each prompt; ``requests``: of each kind."""
+    idle_cores = await _idle_cores(live)
+    kinds = {"text": (0, 1), "answer": (0, ANSWER), "image": (1, 1)}
+    return Calibration(idle_cores, await _take(live, kinds, image, words, requests, idle_cores))
+
+
+async def with_transfers(measured: Calibration, apart: Live, image: Size, words: int, *, requests: int) -> Calibration:
+    """The calibration with what it takes to transfer keys and values. ``apart``: a cluster that prefills and decodes apart."""
+    taken = await _take(apart, {"transfer": (0, ANSWER)}, image, words, requests, await _idle_cores(apart))
+    return Calibration(measured.idle_cores, {**measured.taken, **taken})
+
+
+async def _idle_cores(live: Live) -> Mapping[str, float]:
     before = await live.watched()
     await asyncio.sleep(IDLE_S)
     idle = (await live.watched()).since(before)
-    idle_cores = {kind: spent_s / idle.at_s for kind, spent_s in idle.cpu_s.items()}
+    return {kind: spent_s / idle.at_s for kind, spent_s in idle.cpu_s.items()}
 
-    def planned(images: int, tokens: int, number: int) -> list[Planned]:
-        return [Planned(0.0, words, (image,) * images, tokens)] * number
 
-    kinds = {
-        f"{name}{'' if together == 1 else 's'}": (planned(images, tokens, requests), together)
-        for together in (1, TOGETHER)
-        for name, images, tokens in (("text", 0, 1), ("answer", 0, ANSWER), ("image", 1, 1))
-    }
+async def _take(
+    live: Live,
+    kinds: Mapping[str, tuple[int, int]],
+    image: Size,
+    words: int,
+    requests: int,
+    idle_cores: Mapping[str, float],
+) -> dict[str, Taken]:
+    """Of each kind, which has so many images and tokens of its answer: alone, and together."""
     taken: dict[str, Taken] = {}
-    for kind, (wanted, together) in kinds.items():
-        await live.send_in_groups(wanted[:8], f"warm {kind}", together=together)
-        began = await live.watched()
-        records = await live.send_in_groups(wanted, f"calibration {kind}", together=together)
-        taken[kind] = _taken(kind, records, (await live.watched()).since(began), idle_cores)
-    return Calibration(idle_cores, taken)
+    for together in (1, TOGETHER):
+        for name, (images, tokens) in kinds.items():
+            kind = name if together == 1 else f"{name}s"
+            wanted = [Planned(0.0, words, (image,) * images, tokens)] * requests
+            await live.send_in_groups(wanted[:8], f"warm {kind}", together=together)
+            began = await live.watched()
+            records = await live.send_in_groups(wanted, f"calibration {kind}", together=together)
+            taken[kind] = _taken(kind, records, (await live.watched()).since(began), idle_cores)
+    return taken
 
 
 def _taken(kind: str, records: Sequence[Record], watched: Watched, idle_cores: Mapping[str, float]) -> Taken:

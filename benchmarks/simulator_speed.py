@@ -42,6 +42,7 @@ MIX = Mix(
 )
 FAMILY = FakeFamily(patch_px=28, max_tokens_per_item=4096, context_length=16_384)
 IMAGE_TOKENS = 576
+LINK = LinkSpeed(12.5e9, 1e-4)
 PROFILES = {
     Role.E: (
         ModelPart.ENCODER,
@@ -87,9 +88,7 @@ class Cost:
 
 def deployment(encoders: int, texts: int) -> Deployment:
     """A deployment of that many of both, with memory for what the load needs."""
-    part = {
-        role: InstanceKind("device", 1, dict([PROFILES[role]]), 4, 8e9, LinkSpeed(12.5e9, 1e-4)) for role in PROFILES
-    }
+    part = {role: InstanceKind("device", 1, dict([PROFILES[role]]), 4, 8e9, LINK, LINK) for role in PROFILES}
     text = TextSettings(
         model=Path("model"),
         image_cache_bytes=1 << 30,

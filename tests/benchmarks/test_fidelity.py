@@ -23,7 +23,7 @@ from tests.benchmarks.quick import figures_of
 from triptych.cli.model import Model
 from triptych.domain.stage import ModelPart
 from triptych.engine.delay import synthetic_decoder_profile, synthetic_encoder_profile
-from triptych.sim.host import Host
+from triptych.sim.host import Cost, Host
 from triptych.workload.report import Objectives, Record
 from triptych.workload.requests import Planned, Size
 
@@ -130,6 +130,7 @@ def test_what_a_calibration_measured_is_divided_among_requests_messages_and_step
     requests ``joined`` in a step.
     """
     prefill_s, decode_s, step_s, sequence_s, request_s, message_s = 0.003, 0.002, 0.0015, 0.0003, 0.004, 0.0002
+    transfer_s, waited = 0.005, 0.6
     decoder = synthetic_decoder_profile(step_s=decode_s, sequence_s=0.0, prefill_token_s=0.0001, load_s=0.0)
     encoder = synthetic_encoder_profile(pass_s=0.002, token_s=0.0, prepare_s=0.001, load_s=0.0)
 
@@ -140,13 +141,18 @@ def test_what_a_calibration_measured_is_divided_among_requests_messages_and_step
         text_s = passes_s + tokens * (step_s / size + sequence_s) + request_s / together
         front = dict.fromkeys(("client", "gateway", "router"), front_s)
         cpu_s = front | {"text": text_s, "encoder": 0.0, "others": 0.0}
+        tpot_s = 0.0
+        if kind == "transfer":
+            cpu_s["router"] += 0.25 * transfer_s / together
+            cpu_s["text"] += (request_s + 0.75 * transfer_s) / together
+            tpot_s = (request_s + 0.0004 + waited * transfer_s) / (tokens - 1)
         ttft_s = 3 * (request_s + message_s) + prefill_s + step_s + sequence_s + request_s + 0.0006
         passes = {"text": tokens / size, "encoder": 1 / size}
-        return Taken(kind, 10, 10.0, tokens, cpu_s, ttft_s, 0.0, {"encode": 0.0, "pull": 0.0}, 0.0, passes)
+        return Taken(kind, 10, 10.0, tokens, cpu_s, ttft_s, tpot_s, {"encode": 0.0, "pull": 0.0}, 0.0, passes)
 
     measured = {
         f"{kind}{'s' * (together > 1)}": taken(kind, tokens, together)
-        for kind, tokens in (("text", 1), ("answer", ANSWER), ("image", 1))
+        for kind, tokens in (("text", 1), ("answer", ANSWER), ("image", 1), ("transfer", ANSWER))
         for together in (1, TOGETHER)
     }
     profiles = {ModelPart.DECODER: decoder, ModelPart.ENCODER: encoder}
@@ -159,6 +165,11 @@ def test_what_a_calibration_measured_is_divided_among_requests_messages_and_step
     assert (host.text.step_s, host.text.sequence_s) == pytest.approx((step_s, sequence_s), abs=1e-9)
     assert host.text.request.alone_s == pytest.approx(request_s)
     assert host.text.request.together_s == pytest.approx(0.0, abs=1e-9)
+    assert host.text.transfer.alone_s == pytest.approx(waited * transfer_s)
+    assert host.text.transfer_end.alone_s == pytest.approx((1 - waited) * transfer_s)
+    assert host.text.transfer.together_s == pytest.approx(0.0, abs=1e-9)
+    without = {kind: known for kind, known in measured.items() if not kind.startswith("transfer")}
+    assert Calibration({}, without).host(profiles, Item(16, 1000, 10_000), 2).text.transfer == Cost()
 
 
 def test_the_benchmark_predicts_and_runs_the_same_requests(tmp_path: Path) -> None:

@@ -192,6 +192,45 @@ def simulate(
             rich_help_panel=_WHERE,
         ),
     ] = None,
+    devices_per_host: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=1024,
+            help="Place instances on hosts of so many devices: transfers within a host go by shared memory.",
+            show_default="each instance on its own",
+            rich_help_panel=_WHERE,
+        ),
+    ] = None,
+    host_network: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001,
+            max=1e6,
+            metavar="GB/S",
+            help="What the instances of a host share for transfers with others, in each direction.",
+            show_default="not shared",
+            rich_help_panel=_WHERE,
+        ),
+    ] = None,
+    encoders_on: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ROLE",
+            help="Encoders compute on the devices of these instances, at the same time.",
+            show_default="devices of their own",
+            rich_help_panel=_WHERE,
+        ),
+    ] = None,
+    shared_speed: Annotated[
+        float,
+        typer.Option(
+            min=0.01,
+            max=1.0,
+            help="Of each of two engines that compute at once on one device: 0.5 if they take turns, 1 if they do not meet.",
+            rich_help_panel=_WHERE,
+        ),
+    ] = 0.5,
     autoscale: Annotated[
         bool, typer.Option("--autoscale", help="Let the pool manager start and stop instances.", rich_help_panel=_WHERE)
     ] = False,
@@ -290,7 +329,20 @@ def simulate(
             return None
         own = [name for option in ctx.command.params for name in option.opts]
         given = parse([*parsed.service_flags, *ctx.args], own)
-        hardware = Hardware(device, tensor_parallel, dtype, catalogue, profiles, prepare_cores, control_ms / 1000, host)
+        hardware = Hardware(
+            device,
+            tensor_parallel,
+            dtype,
+            catalogue,
+            profiles,
+            prepare_cores,
+            control_ms / 1000,
+            host,
+            devices_per_host,
+            None if host_network is None else 1e9 * host_network,
+            encoders_on,
+            shared_speed,
+        )
         simulated = deployment_of(
             model=model,
             roles=roles,

@@ -38,17 +38,18 @@ from triptych.services.text.service import LoadedText
 from triptych.transport.data_plane import DataPlane, MemoryDataPlane
 from triptych.transport.memory import MemoryNetwork
 from triptych.virtual.links import Link, LinkedInstance, LinkedPoolManager
-from triptych.virtual.offload import InlineOffload
+from triptych.virtual.offload import Cores, InlineOffload
 from triptych.virtual.world import virtual_world
 
 from .engines import Activity, SimEncoderEngine, SimTextEngine
 from .host import Cost, Host, HostCores
 from .memory import SparseArena
-from .network import SharedLinks
+from .network import SharedLinks, Topology
 from .outcome import Busy, Decision, InstanceUse
 from .prepare import PlannedPrepare
 from .processes import SimProcesses
 from .scenario import Deployment, InstanceKind
+from .shared_device import SharedDevice
 
 MANAGER = "pool-manager:1"
 _PORT = ":1"
@@ -103,14 +104,25 @@ class Node:
     def kind(self) -> InstanceKind:
         return self._cluster.deployment.kinds[self.role]
 
+    @property
+    def has_devices(self) -> bool:
+        """Whether it computes on devices of its own."""
+        return self._neighbour == self.name
+
+    @property
+    def _neighbour(self) -> str:
+        """Whose devices it computes on."""
+        return self._cluster.deployment.neighbour(self.name, self.role)
+
     async def start(self, ordered_s: float | None = None) -> None:
         """Start another incarnation, with empty memory. ``ordered_s``: from then on it has its devices; by default from now on."""
-        cluster = self._cluster
+        cluster, kind = self._cluster, self.kind
         self.epoch, self.is_up = self.epoch + 1, True
+        cluster.topology.enter(self.name, kind.devices, kind.link, kind.within_host, self._neighbour)
         self.uses.append(_Use(cluster.now_s if ordered_s is None else ordered_s, self.activity.until(cluster.now_s)))
         self._outbound = {}
         world = virtual_world(self.name, self.epoch, rng=cluster.rng(f"{self.name}.{self.epoch}"))
-        data_plane = _SparseDataPlane(cluster.network, self._holder)
+        data_plane = _SparseDataPlane(cluster.network, self._holder, cluster.topology.host(self.name))
         set_stages = await self._build(world, data_plane)
         for link in self._links:
             link.restart(self.service)
@@ -118,7 +130,7 @@ class Node:
             self._register(world.scope, set_stages)
 
     async def _build(self, world: World, data_plane: DataPlane) -> SetStages | None:
-        deployment, thread = self._cluster.deployment, InlineOffload(cores=self._cluster.cores)
+        deployment, thread = self._cluster.deployment, InlineOffload(cores=self._cluster.cores_of(self._neighbour))
         if self.role not in deployment.texts:
             part = self._encoder_part(thread)
             built = await self._life.enter_async_context(encoders.build(part.settings, world, data_plane, part.loaded))
@@ -223,6 +235,7 @@ class Node:
     async def end(self) -> None:
         if self.is_up:
             self.is_up = False
+            self._cluster.topology.leave(self.name, self.kind.devices)
             now_s = self._cluster.now_s
             self.uses[-1].end_s, self.uses[-1].after = now_s, self.activity.until(now_s)
         await self._life.aclose()
@@ -273,13 +286,17 @@ class SimCluster:
         self.prepare = PlannedPrepare(deployment.family)
         self.nodes: dict[str, Node] = {}
         """By name."""
-        self.links = SharedLinks({})
+        self.topology = Topology(deployment.hosts)
+        self.links = SharedLinks(self.topology.speeds)
         self.host = deployment.host or Host(inf)
         self.cores = None if deployment.host is None else HostCores(deployment.host)
         """What all processes share."""
+        self._devices: dict[str, SharedDevice] = {}
+        """By instances that share theirs."""
         for role, count in deployment.sizes.items():
             for number in range(1, count + 1):
-                self._add(f"{INSTANCE_NAMES[role]}-{number}", role)
+                name = f"{INSTANCE_NAMES[role]}-{number}"
+                self.nodes[name] = Node(name, role, self)
         self.access = ManagerAccess((MANAGER,) if deployment.is_managed else ())
         self.decisions: list[Decision] = []
         """What was started, stopped and switched, and why; times are the clock's."""
@@ -300,19 +317,20 @@ class SimCluster:
         """A random source for each part, so that draws of one do not shift another's."""
         return Random(f"{self._seed}/{name}")  # noqa: S311 - nobody is to be kept out
 
-    def _add(self, name: str, role: Role) -> Node:
-        node = self.nodes[name] = Node(name, role, self)
-        speeds = dict(self.links.flows.speeds)
-        for direction in ("out of", "into"):
-            speeds[f"{direction} {name}"] = self.deployment.kinds[role].link
-        self.links.flows.speeds = speeds
-        return node
+    def cores_of(self, instance: str) -> Cores | None:
+        """On what an instance's engines compute, with others; None if they have something of their own."""
+        sharing = self.deployment.encoders_share
+        if sharing is None or self.nodes[instance].role is not sharing.role:
+            return self.cores
+        if instance not in self._devices:
+            self._devices[instance] = SharedDevice(sharing.speed)
+        return self._devices[instance]
 
     async def _before_pull(self, reader: str, ticket: Ticket) -> None:
         if ticket.holder == reader:
             return
         began_s = self.now_s
-        await self.links.transfer((f"out of {ticket.holder}", f"into {reader}"), ticket.slot_nbytes)
+        await self.links.transfer(self.topology.path(ticket.holder, reader), ticket.slot_nbytes)
         self.nodes[reader].activity.pulled(began_s, self.now_s, ticket.slot_nbytes)
 
     def link(self, caller: str, node: Node) -> Link[Any]:
@@ -342,7 +360,7 @@ class SimCluster:
         )
         if deployment.is_managed:
             self._start_manager(profiles)
-        for node in list(self.nodes.values()):
+        for node in sorted(self.nodes.values(), key=lambda node: not node.has_devices):
             await node.start()
         world = virtual_world("router", rng=self.rng("router"), scope=self.scope)
         if deployment.is_managed:
@@ -426,7 +444,9 @@ class SimCluster:
         self.decisions.append(Decision(self.now_s, text))
 
     async def _boot(self, role: Role, name: str, ordered_s: float) -> None:
-        await (self.nodes.get(name) or self._add(name, role)).start(ordered_s)
+        if name not in self.nodes:
+            self.nodes[name] = Node(name, role, self)
+        await self.nodes[name].start(ordered_s)
 
     async def kill(self, node: Node) -> None:
         """End an instance at once. Where there is a scaler, it notices."""

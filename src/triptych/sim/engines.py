@@ -123,7 +123,11 @@ class SimTextEngine(DelayTextEngine):
     def add(self, request: EngineRequest) -> None:
         costs, alone = self._beside, not self.has_work
         super().add(request)
-        self._spend("beside", (costs.request + costs.item.times(len(request.embeddings))).s(alone=alone), 0)
+        cost = costs.request + costs.item.times(len(request.embeddings))
+        if request.arriving:
+            cost += costs.transfer
+            self._afterwards(costs.transfer_end.s(alone=alone))
+        self._spend("beside", cost.s(alone=alone), 0)
 
     def _run(self, step: CountedStep[Any]) -> list[EngineOutput]:
         outputs = super()._run(step)

@@ -66,6 +66,10 @@ class TextCosts:
     """More for each item of a request."""
     end: Cost = NOTHING
     """More for a request at its end."""
+    transfer: Cost = NOTHING
+    """More for a request whose keys and values come from another instance, before it goes on, ..."""
+    transfer_end: Cost = NOTHING
+    """... and what nothing waits for; of the router and both instances."""
     step_s: float = 0.0
     sequence_s: float = 0.0
     """More for each sequence in a step."""

@@ -1,4 +1,4 @@
-"""Links between simulated instances: pulls share their bandwidth, as flows do."""
+"""Links between simulated instances: which of them a pull takes, and how pulls share their bandwidth, as flows do."""
 
 import asyncio
 from collections import Counter
@@ -13,6 +13,84 @@ class LinkSpeed:
     bytes_per_s: float
     latency_s: float = 0.0
     """Of each transfer, beside its bytes, seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hosts:
+    """Hosts of equal size. Each instance gets devices of one of them: of the first with enough that are free."""
+
+    devices: int
+    """Of each host."""
+    network: LinkSpeed | None = None
+    """What a host's instances share for transfers to and from others, in each direction; None: only their own links bound them."""
+
+
+@dataclass(slots=True)
+class Topology:
+    """Owner of where instances are, and of the speeds of the links between them.
+
+    Each instance has a link for each direction, and a second one to those on its host. Hosts may have links too.
+    """
+
+    hosts: Hosts | None = None
+    speeds: dict[str, LinkSpeed] = field(default_factory=dict)
+    """By link."""
+    _free: list[int] = field(default_factory=list)
+    """Devices of each host that no instance has."""
+    _hosts: dict[str, int] = field(default_factory=dict)
+    """Of each instance with devices of its own; of one that has left, the last one."""
+    _neighbours: dict[str, str] = field(default_factory=dict)
+    """Of each of the others: whose devices it has."""
+
+    def enter(self, instance: str, devices: int, link: LinkSpeed, within_host: LinkSpeed, neighbour: str) -> None:
+        """An instance starts, on devices of one host: at most as many as a host has. If it has none, on those of its ``neighbour``."""
+        if instance != neighbour:
+            self._neighbours[instance] = neighbour
+            self._add(_within_host(neighbour), within_host)
+            return
+        self._add(instance, link)
+        if self.hosts is None:
+            return
+        self._add(_within_host(instance), within_host)
+        host = next((host for host, free in enumerate(self._free) if free >= devices), None)
+        if host is None:
+            host = len(self._free)
+            self._free.append(self.hosts.devices)
+            if self.hosts.network is not None:
+                self._add(_name(host), self.hosts.network)
+        self._free[host] -= devices
+        self._hosts[instance] = host
+
+    def leave(self, instance: str, devices: int) -> None:
+        """Its devices are free."""
+        if instance in self._hosts:
+            self._free[self._hosts[instance]] += devices
+
+    def host(self, instance: str) -> str:
+        """The name of its host; empty without ``hosts``."""
+        return "" if self.hosts is None else _name(self._hosts[self._neighbours.get(instance, instance)])
+
+    def path(self, holder: str, reader: str) -> tuple[str, ...]:
+        """The links that a pull takes."""
+        source, target = (self._neighbours.get(instance, instance) for instance in (holder, reader))
+        if source == target or (self.hosts is not None and self._hosts[source] == self._hosts[target]):
+            return f"out of {_within_host(source)}", f"into {_within_host(target)}"
+        if self.hosts is None or self.hosts.network is None:
+            return f"out of {source}", f"into {target}"
+        hosts = self.host(source), self.host(target)
+        return f"out of {source}", f"out of {hosts[0]}", f"into {hosts[1]}", f"into {target}"
+
+    def _add(self, end: str, speed: LinkSpeed) -> None:
+        for direction in ("out of", "into"):
+            self.speeds[f"{direction} {end}"] = speed
+
+
+def _name(host: int) -> str:
+    return f"host-{host + 1}"
+
+
+def _within_host(instance: str) -> str:
+    return f"{instance} (within its host)"
 
 
 @dataclass(eq=False, slots=True)
@@ -40,10 +118,6 @@ class Flows:
     _flows: dict[Flow, None] = field(default_factory=dict)
     _loads: Counter[str] = field(default_factory=Counter)
     _since_s: float = 0.0
-
-    def known(self, links: Sequence[str]) -> tuple[str, ...]:
-        """The links among these that have a speed."""
-        return tuple([link for link in links if link in self.speeds])
 
     def latency_s(self, links: Sequence[str]) -> float:
         """Time that a transfer over all of them takes beside its bytes."""
@@ -102,18 +176,17 @@ class SharedLinks:
 
     def __init__(self, speeds: Mapping[str, LinkSpeed]) -> None:
         self.flows = Flows(speeds)
-        """For reading, but for its speeds."""
+        """For reading."""
         self._done: dict[Flow, asyncio.Future[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     async def transfer(self, links: Sequence[str], nbytes: int) -> None:
         """Wait for as long as a transfer over all of ``links`` takes. It ends early, without its bytes, when cancelled."""
         flows, loop = self.flows, asyncio.get_running_loop()
-        known = flows.known(links)
-        await asyncio.sleep(flows.latency_s(known))
-        if not known or not nbytes:
+        await asyncio.sleep(flows.latency_s(links))
+        if not nbytes:
             return
-        flow = flows.begin(known, nbytes, loop.time())
+        flow = flows.begin(tuple(links), nbytes, loop.time())
         done = self._done[flow] = loop.create_future()
         self._reschedule()
         try:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from triptych.domain.instance import ModelInfo
 from triptych.domain.profile import Profile
-from triptych.domain.stage import ModelPart, Role
+from triptych.domain.stage import INSTANCE_NAMES, ModelPart, Role
 from triptych.families.base import Family
 from triptych.policy.iteration import ImageBudget
 from triptych.services.encoder.settings import EncoderSettings
@@ -15,7 +15,8 @@ from triptych.services.router.settings import RouterSettings
 from triptych.services.text.settings import TextSettings
 
 from .host import Host
-from .network import LinkSpeed
+from .network import Hosts, LinkSpeed
+from .shared_device import Sharing
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class InstanceKind:
     device: str
     """Name in the catalogue, or of the hardware that a profile was measured on."""
     devices: int
-    """Devices of each instance: the tensor-parallel degree."""
+    """Devices of each instance: the tensor-parallel degree. 0 of encoders on those of other instances."""
     profiles: Mapping[ModelPart, Profile]
     prepare_cores: int
     """Cores that decode and preprocess items, of each instance that encodes."""
@@ -33,6 +34,8 @@ class InstanceKind:
     """Between the memory of the devices and that of the host, for keys and values."""
     link: LinkSpeed
     """By which each instance sends and receives: one link for each direction."""
+    within_host: LinkSpeed
+    """The same between instances of one host, where the deployment has hosts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +70,21 @@ class Deployment:
     """Time of a message between two processes, in each direction."""
     host: Host | None = None
     """The host that all processes share; without one, devices and preparing cores are the instances' own."""
+    hosts: Hosts | None = None
+    """On which instances are placed in their order; None: each is on its own."""
+    encoders_share: Sharing | None = None
+    """Whose devices encoders compute on, if they have none of their own."""
     bytes_per_pixel: float = 0.3
     """Of undecoded images and frames, for their preparation."""
     faults: Sequence[Fault] = field(default=())
+
+    def neighbour(self, instance: str, role: Role) -> str:
+        """The instance whose devices this one computes on; itself if it has its own."""
+        if role is not Role.E or self.encoders_share is None:
+            return instance
+        other = self.encoders_share.role
+        number = int(instance.rpartition("-")[2])
+        return f"{INSTANCE_NAMES[other]}-{(number - 1) % self.sizes[other] + 1}"
 
     @property
     def is_managed(self) -> bool:

@@ -44,8 +44,10 @@ class DataPlane(Protocol):
 class MemoryDataPlane:
     """A ``DataPlane`` of instances that are all in this process, on one ``network``."""
 
-    def __init__(self, network: MemoryNetwork, holder: Callable[[str], HolderStub]) -> None:
+    def __init__(self, network: MemoryNetwork, holder: Callable[[str], HolderStub], host: str = "") -> None:
+        """``host``: of the instance, as its offers name it."""
         self._network = network
+        self._host = host
         self.holder = holder
 
     def arena(self, where: str, nbytes: int, *, instance_id: str, epoch: int, device: str, part: str = "") -> Arena:
@@ -68,7 +70,7 @@ class MemoryDataPlane:
 
     def transport(self, arena: Arena, check: LeaseCheck) -> Transport:
         """The only transport of an arena."""
-        return MemoryTransport(self._network, arena, host="", check=check)
+        return MemoryTransport(self._network, arena, host=self._host, check=check)
 
 
 class OwnHolder:

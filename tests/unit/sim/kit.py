@@ -28,6 +28,7 @@ PROFILES = {
     ),
 }
 LINK = LinkSpeed(1e9, 0.0002)
+WITHIN_HOST = LinkSpeed(16e9, 0.00005)
 CONTROL_S = 0.0003
 
 
@@ -59,4 +60,4 @@ def deployment(
 
 def _kind(role: Role) -> InstanceKind:
     parts = [ModelPart.ENCODER] * role.serves(Stage.ENCODE) + [ModelPart.DECODER] * (role is not Role.E)
-    return InstanceKind("device", 1, {part: PROFILES[part] for part in parts}, 4, 8e9, LINK)
+    return InstanceKind("device", 1, {part: PROFILES[part] for part in parts}, 4, 8e9, LINK, WITHIN_HOST)

@@ -20,8 +20,10 @@ from triptych.domain.timeline import Timeline
 from triptych.sim import run as services
 from triptych.sim.machines import run as machines
 from triptych.sim.machines.limits import NotByMachines
+from triptych.sim.network import Hosts, LinkSpeed
 from triptych.sim.outcome import Outcome, Span
 from triptych.sim.scenario import Deployment, Fault
+from triptych.sim.shared_device import Sharing
 from triptych.workload.report import Record
 from triptych.workload.requests import Distribution, Mix, Plan, Size, synthetic
 
@@ -216,6 +218,16 @@ def test_overload_is_the_same_until_callers_leave(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("network", [None, LinkSpeed(1e8)])
+def test_pulls_between_and_within_hosts_take_the_same_links(network: LinkSpeed | None) -> None:
+    cluster = deployment({Role.E: 3, Role.PD: 3}, hosts=Hosts(2, network), router=PREDICTED)
+    first, second = both(cluster, plan(40.0, 150))
+    assert any("within its host" in link for link in first.moved_bytes)
+    assert any("host-1" in link for link in first.moved_bytes) == (network is not None)
+    assert_equal(first, second)
+
+
+@pytest.mark.slow
 def test_items_are_split_over_encoders_alike() -> None:
     large = replace(MIX, images=Distribution.parse("0:0.3,1:0.7"), size=Size(1344, 1344))
     first, second = both(deployment({Role.E: 4, Role.PD: 1}), plan(4.0, 40, mix=large))
@@ -274,6 +286,7 @@ def test_little_memory_is_shared_out_the_same() -> None:
     [
         (deployment({Role.E: 1, Role.PD: 1}, faults=[Fault(1.0, "text-1", "kill")]), "faults"),
         (deployment({Role.E: 1, Role.PD: 1}, scales=True), "autoscaling"),
+        (deployment({Role.E: 1, Role.PD: 1}, encoders_share=Sharing(Role.PD, 0.5)), "encoders-on"),
         (deployment({Role.EPD: 1, Role.PD: 1}, router={"policies": {"lending": "idle"}}), "lending"),
         (deployment({Role.E: 1, Role.PD: 1}, router={"policies": {"dispatch": "prefix"}}), "dispatch"),
         (deployment({Role.E: 1, Role.PD: 1}, text={"stream_interval_s": 0.1}), "stream-interval-s"),

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -44,8 +45,9 @@ from triptych.services.pool_manager.settings import PoolManagerSettings
 from triptych.services.router.settings import RouterSettings
 from triptych.services.text.settings import TextSettings
 from triptych.sim.host import BadHost, Host
-from triptych.sim.network import LinkSpeed
+from triptych.sim.network import Hosts, LinkSpeed
 from triptych.sim.scenario import Deployment, Fault, InstanceKind
+from triptych.sim.shared_device import Sharing
 
 _GIB = 1 << 30
 _ARENA_BYTES = 4 * _GIB
@@ -80,6 +82,46 @@ class Hardware:
     control_s: float
     host: Path | None = None
     """A description of the host that all processes share."""
+    devices_per_host: int | None = None
+    host_network_nbytes_per_s: float | None = None
+    """What the instances of one of these hosts share, in each direction."""
+    encoders_on: str | None = None
+    """The role on whose devices encoders compute."""
+    shared_speed: float = 0.5
+    """Of each of two engines that compute at once on one device, over what it has alone."""
+
+    def hosts(self, degrees: Mapping[Role, int]) -> Hosts | None:
+        """The hosts on which instances of these tensor-parallel degrees are placed. Raises CliError."""
+        if self.devices_per_host is None:
+            if self.host_network_nbytes_per_s is not None:
+                raise CliError("--host-network needs --devices-per-host", caller=True)
+            return None
+        if self.host is not None:
+            raise CliError("--host is one host for all: leave out --devices-per-host", caller=True)
+        for role, degree in degrees.items():
+            if degree > self.devices_per_host:
+                raise CliError(
+                    f"--tensor-parallel: {role.value} has {degree} devices, a host has {self.devices_per_host} (--devices-per-host)",
+                    caller=True,
+                )
+        rate = self.host_network_nbytes_per_s
+        return Hosts(self.devices_per_host, None if rate is None else LinkSpeed(rate))
+
+    def sharing(self, targets: Mapping[Role, Target], *, fixed: bool) -> Sharing | None:
+        """Whose devices encoders compute on. ``fixed``: instances keep their number and roles. Raises CliError."""
+        if self.encoders_on is None:
+            return None
+        role = next((role for role in targets if role.value == self.encoders_on and role is not Role.E), None)
+        if role is None or Role.E not in targets:
+            raise CliError(
+                f"--encoders-on {self.encoders_on}: there are no encoders (role E) and instances of that role",
+                caller=True,
+            )
+        if targets[role] != targets[Role.E]:
+            raise CliError(f"--encoders-on {self.encoders_on}: E and {role.value} have different devices", caller=True)
+        if not fixed or self.host is not None:
+            raise CliError("--encoders-on goes without --autoscale, --switch-roles and --host", caller=True)
+        return Sharing(role, self.shared_speed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +198,9 @@ class _Making:
         }
         targets = {role: Target(devices[role], self._dtype, degrees[role]) for role in sizes}
         kinds = {role: self._kind(role, targets[role], switches=switches) for role in sizes}
+        sharing = self._hardware.sharing(targets, fixed=not autoscale and not switches)
+        if sharing is not None:
+            kinds[Role.E] = replace(kinds[Role.E], devices=0)
         cluster = ClusterSettings(
             (Model(self._path, self._model_id),),
             sizes,
@@ -177,7 +222,8 @@ class _Making:
             if role is Role.E and not switches:
                 continue
             switchable = (f"--switchable={Role.EPD.value}",) if switches else ()
-            below = self._sizes_of_memory(role, targets[role], kinds[role])
+            beside = ceil(sizes[Role.E] / sizes[role]) if sharing is not None and sharing.role is role else 0
+            below = self._sizes_of_memory(role, targets[role], kinds[role], beside)
             text: TextSettings = loaded("text", (path, f"--role={role.value}", *switchable, *flags["text"]), below)
             if text.switchable is not None and not switches:
                 raise CliError("--switchable is set in the environment: use --switch-roles", caller=True)
@@ -210,6 +256,8 @@ class _Making:
             scales=autoscale,
             control_s=self._hardware.control_s,
             host=None if self._hardware.host is None else _host(self._hardware.host),
+            hosts=self._hardware.hosts(degrees),
+            encoders_share=sharing,
             faults=[_fault(text, sizes) for text in faults],
         )
         prices = {device.name: device.price.usd_per_hour for device in devices.values() if device.price is not None}
@@ -230,6 +278,7 @@ class _Making:
             prepare_cores=self._hardware.prepare_cores,
             copied_bytes_per_s=target.degree * target.device.host_nbytes_per_s,
             link=LinkSpeed(target.degree * target.device.network_nbytes_per_s, _LINK_S),
+            within_host=LinkSpeed(self._catalogue.host.shm_nbytes_per_s, self._catalogue.host.transfer_s),
         )
 
     def _profile(self, part: ModelPart, target: Target) -> Profile:
@@ -254,13 +303,15 @@ class _Making:
             return encoder_profile(self._model.encoder(target.dtype), target, host, origins)
         return decoder_profile(self._model.architecture.decoder, target, host, origins)
 
-    def _sizes_of_memory(self, role: Role, target: Target, kind: InstanceKind) -> Mapping[str, Any]:
-        """Defaults in place of those for small machines: what the device has left for keys and values, and large arenas."""
+    def _sizes_of_memory(self, role: Role, target: Target, kind: InstanceKind, beside: int) -> Mapping[str, Any]:
+        """Defaults in place of those for small machines: what the device has left for keys and values, and large arenas. ``beside``:
+        encoders of other instances on it.
+        """
         free = decoder_memory(self._model.architecture.decoder, target).free_nbytes * target.degree
-        if ModelPart.ENCODER in kind.profiles:
+        if encoders := beside + (ModelPart.ENCODER in kind.profiles):
             encoder = self._model.encoder(target.dtype)
             encoder_memory(encoder, target)
-            free -= encoder.parameters * target.dtype.itemsize
+            free -= encoders * encoder.parameters * target.dtype.itemsize
         if free <= 0:
             raise DoesNotFit(f"{role.value} on {target.device.name}: nothing is left for keys and values")
         return {"kv_cache_bytes": free, "kv_arena_bytes": _ARENA_BYTES, "image_cache_bytes": _ARENA_BYTES}

@@ -3,20 +3,21 @@
 from collections.abc import Callable
 from random import Random
 
-from triptych.domain.instance import InstanceInfo, InstanceLoad, ServedPart, StageLoad
+from triptych.domain.instance import InstanceInfo, InstanceLoad, ServedPart, StageLoad, TransportOffer
 from triptych.domain.stage import INSTANCE_NAMES, ModelPart, Role, Stage
 from triptych.engine.delay import kv_memory
 from triptych.machine.arena.arena import ArenaMachine
 from triptych.machine.text.counted_batch import CountedBatch
 from triptych.machine.text.tensor_cache import TensorCache
 from triptych.policy.costs import Costs
+from triptych.policy.transport import MEMORY
 from triptych.rpc.settings import InstanceSettings
 from triptych.runtime.profiles import KnownProfiles
 from triptych.services.text.device_scheduler import turns_of
 from triptych.transport.arena import HEADER_NBYTES
 
 from ..engines import Activity  # noqa: TID252 - of the simulator
-from ..network import Flows  # noqa: TID252
+from ..network import Topology  # noqa: TID252
 from ..outcome import Busy, InstanceUse  # noqa: TID252
 from ..scenario import Deployment, InstanceKind  # noqa: TID252
 from .agenda import Agenda
@@ -130,6 +131,7 @@ class SimNode:
         deployment = self._cluster.deployment
         parts: tuple[ServedPart, ...] = ()
         encoder_version, max_items, arena_bytes = "", 0, self.holding.machine.capacity_bytes
+        offers = (TransportOffer(MEMORY, self._cluster.topology.host(self.id), b""),)
         if self.encoder is not None:
             profile, batches = self.kind.profiles[ModelPart.ENCODER], deployment.encoder.batches
             cores = self.kind.prepare_cores
@@ -137,7 +139,7 @@ class SimNode:
             encoder_version, max_items = "delay", batches.max_waiting_items
         if self.text is None:
             return InstanceInfo(
-                self.id, 1, self.role, deployment.model, arena_bytes, (), encoder_version, max_items, parts=parts
+                self.id, 1, self.role, deployment.model, arena_bytes, offers, encoder_version, max_items, parts=parts
             )
         settings, profile = deployment.texts[self.role], self.kind.profiles[ModelPart.DECODER]
         limits = settings.engine_options
@@ -149,7 +151,7 @@ class SimNode:
             self.role,
             deployment.model,
             self.text.receiver.cache.capacity_bytes if self.encoder is None else arena_bytes,
-            (),
+            offers,
             encoder_version,
             max_items,
             kv_tokens=self.text.batch.kv_tokens,
@@ -234,12 +236,11 @@ class MachineCluster:
             for role, count in deployment.sizes.items()
             for number in range(1, count + 1)
         }
-        speeds = {
-            f"{direction} {name}": deployment.kinds[role].link
-            for name, role in roles.items()
-            for direction in ("out of", "into")
-        }
-        self.links = SimLinks(Flows(speeds), self.agenda)
+        self.topology = Topology(deployment.hosts)
+        for name, role in roles.items():
+            kind = deployment.kinds[role]
+            self.topology.enter(name, kind.devices, kind.link, kind.within_host, name)
+        self.links = SimLinks(self.topology, self.agenda)
         self.nodes = {name: SimNode(name, role, self) for name, role in roles.items()}
         """By name."""
         profiles = KnownProfiles(

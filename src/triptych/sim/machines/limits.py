@@ -12,6 +12,7 @@ _LACKING: Mapping[str, Callable[[Deployment], bool]] = {
         settings.switchable is not None for settings in deployment.texts.values()
     ),
     "a host's cores": lambda deployment: deployment.host is not None,
+    "encoders-on": lambda deployment: deployment.encoders_share is not None,
     "faults": lambda deployment: bool(deployment.faults),
     "dispatch=prefix": lambda deployment: deployment.router.policies.dispatch != "complete",
     "lending": lambda deployment: deployment.router.policies.lending != "always",

@@ -29,7 +29,7 @@ from triptych.machine.text.tensor_events import (
 from triptych.policy.transport import MEMORY
 
 from ..engines import Activity  # noqa: TID252 - of the simulator
-from ..network import Flow, Flows  # noqa: TID252
+from ..network import Flow, Flows, Topology  # noqa: TID252
 from .agenda import Agenda
 from .encoder import SimArena
 
@@ -42,14 +42,15 @@ Then = Callable[[tuple[CachedSlot, ...] | TriptychError], None]
 class SimLinks:
     """The links between instances: tells each transfer when it has ended."""
 
-    def __init__(self, flows: Flows, agenda: Agenda) -> None:
-        self.flows = flows
+    def __init__(self, topology: Topology, agenda: Agenda) -> None:
+        self.path = topology.path
+        self.flows = Flows(topology.speeds)
         self._agenda = agenda
         self._then: dict[Flow, Callable[[], None]] = {}
         self._changes = 0
 
     def transfer(self, links: tuple[str, ...], nbytes: int, then: Callable[[], None]) -> Flow:
-        """Begin one over links that are known."""
+        """Begin one, after the links' latency."""
         flow = self.flows.begin(links, nbytes, self._agenda.now_s)
         self._then[flow] = then
         self._reschedule()
@@ -195,15 +196,14 @@ class SimReceiver:
         """The bytes travel, after the links' latency."""
         if pull.is_stopped:
             return
-        flows, ticket = self._links.flows, pull.start.ticket
-        links = flows.known((f"out of {ticket.holder}", f"into {self._name}"))
-        self._agenda.after(flows.latency_s(links), self._flow, pull, links, self._agenda.now_s)
+        links = self._links.path(pull.start.ticket.holder, self._name)
+        self._agenda.after(self._links.flows.latency_s(links), self._flow, pull, links, self._agenda.now_s)
 
     def _flow(self, pull: _Pull, links: tuple[str, ...], began_s: float) -> None:
         nbytes = pull.start.ticket.slot_nbytes
         if pull.is_stopped:
             return
-        if links and nbytes:
+        if nbytes:
             pull.flow = self._links.transfer(links, nbytes, lambda: self._flowed(pull, began_s))
         else:
             self._flowed(pull, began_s)

@@ -318,6 +318,47 @@ def test_processes_of_one_host_share_its_cores(config: Path, tmp_path: Path) -> 
     assert "there is no gateway.items; there are end, item, item_end, message, request" in said
 
 
+def test_transfers_within_a_host_are_faster_and_those_between_hosts_share_its_network(
+    config: Path, tmp_path: Path
+) -> None:
+    results = tmp_path / "results.json"
+
+    def served(*hosts: str | float) -> tuple[float, dict[str, int]]:
+        triptych(
+            *("--model", config, "--roles", "E:1,PD:1,D:1", *SHORT, "--images", 1, *hosts, "--json", results),
+        )
+        [run] = json.loads(results.read_text())["runs"]
+        return statistics.median(request["ttft_s"] for request in run["requests"]), run["moved_bytes"]
+
+    near_s, near = served("--devices-per-host", 8)
+    far_s, far = served("--devices-per-host", 1, "--host-network", 0.2)
+    apart_s, apart = served()
+    assert near_s < apart_s < far_s
+    assert far_s - apart_s == pytest.approx(576 * 4096 * 2 / 0.2e9, rel=0.2), "an embedding over the host's network"
+    assert set(near) == {"out of encoder-1 (within its host)", "into text-1 (within its host)"}
+    assert apart["into text-1"] == far["out of host-1"] == near["into text-1 (within its host)"]
+
+
+def test_encoders_on_the_devices_of_others_slow_them_and_have_no_price(config: Path, tmp_path: Path) -> None:
+    results = tmp_path / "results.json"
+    load = ("--rate", 2, "--duration", 12, "--output-tokens", 60, "--images", 4, "--device", "a100-80")
+
+    def served(*sharing: str | float, roles: str = "E:2,PD:1") -> tuple[float, dict[str, int], str]:
+        said = triptych("--model", config, "--roles", roles, *load, *sharing, "--json", results)
+        [run] = json.loads(results.read_text())["runs"]
+        mean_s = statistics.mean(request["e2e_s"] for request in run["requests"])
+        return mean_s, {use["name"]: use["devices"] for use in run["instances"]}, said
+
+    apart_s, apart, _ = served()
+    free_s, shared, said = served("--encoders-on", "PD", "--shared-speed", 1)
+    turns_s, _, _ = served("--encoders-on", "PD")
+    assert apart == {"encoder-1": 1, "encoder-2": 1, "text-1": 1}
+    assert shared == {"encoder-1": 0, "encoder-2": 0, "text-1": 1}
+    assert "$2.16 per hour" in said
+    assert free_s == pytest.approx(apart_s, rel=0.03)
+    assert turns_s > 1.05 * apart_s
+
+
 def test_options_come_from_a_file_and_are_overridden(config: Path, tmp_path: Path) -> None:
     scenario = tmp_path / "scenario.toml"
     scenario.write_text(
@@ -366,6 +407,11 @@ def test_the_demo_model_is_simulated_with_measured_profiles(tmp_path: Path) -> N
         ),
         (("--rate", 1, "--text-tokens", "100000"), "no request can be served: the prompt has"),
         (("--rate", 1, "--device", "E=l4,PD=h100,E=h100"), "E is there more than once"),
+        (("--rate", 1, "--host-network", 50), "--host-network needs --devices-per-host"),
+        (("--rate", 1, "--devices-per-host", 2, "--tensor-parallel", 4), "E has 4 devices, a host has 2"),
+        (("--rate", 1, "--encoders-on", "P"), "there are no encoders (role E) and instances of that role"),
+        (("--rate", 1, "--encoders-on", "PD", "--device", "E=l4,PD=h100"), "E and PD have different devices"),
+        (("--rate", 1, "--encoders-on", "PD", "--autoscale"), "goes without --autoscale"),
         (("--rate", 1, "--json", "a.json", "--report", "a.json"), "name one file"),
         (("--rate", 1, "--images", "many"), "is not VALUE or VALUE:WEIGHT"),
         (("--rate", 1, "--max-seqences", "8"), "did you mean --max-sequences"),
