@@ -343,7 +343,10 @@ class Batcher(Generic[PreparedT]):
         if tokens is not None and tokens > waiter.request.tokens:
             return too_many_tokens(tokens, waiter.request)
         try:
-            ticket = self._store.grant_pair(flight.key, waiter.request)
+            request = waiter.request
+            ticket = self._store.grant(
+                flight.key, request.reader_lease, request.lease_s, router_lease=request.router_lease
+            )
         except TriptychError as error:
             return error
         return EncodeResult(
