@@ -74,7 +74,7 @@ from triptych.machine.router.shared_events import (
     TextPoolLost,
     TextWanted,
 )
-from triptych.policy.dispatching import Dispatch, complete
+from triptych.policy.dispatching import Dispatch
 from triptych.policy.fairness import UNSHARED, Share
 from triptych.policy.policies import ORDERINGS
 from triptych.policy.queueing import PATIENCE_S
@@ -126,7 +126,7 @@ class World:
         *,
         resolves: bool = False,
         hedge_after_s: float = inf,
-        dispatch: Dispatch = complete,
+        dispatch: Dispatch | None = None,
         plans: tuple[ItemPlan, ...] = (),
     ) -> None:
         self.machine = RequestMachine(
@@ -1710,7 +1710,7 @@ def test_every_run_has_exactly_one_end_with_nothing_held(count: int, seed: int, 
     """Any failures, in any order of responses: bounded work, one end, every lease and credit returned."""
     # A seed rather than drawn steps: walks stay long, where shrinking draws would end them early.
     rng = Random(seed)
-    dispatching = rng.choice([complete, growing])
+    dispatching = rng.choice([None, growing])
     world = World(count, hedge_after_s=rng.choice([inf, 0.1, 5.0]), dispatch=dispatching)
     dispatch: Generate | None = None
     for _ in range(400):
@@ -1991,7 +1991,7 @@ def test_a_request_that_got_further_at_each_text_instance_is_not_suspected() -> 
         lost(world, dispatch)
     assert not world.ends
     world.feed(FirstToken(placed_text(world).credit))
-    assert not world.machine.losses
+    assert not world.machine.losses.lost
 
 
 def test_a_request_lost_with_two_encoders_fails_alone_whichever_items_they_had() -> None:
@@ -2018,7 +2018,7 @@ def test_the_items_of_a_request_that_one_encoder_ended_with_are_one_loss() -> No
     assert not world.ends
     world.place_all()
     world.encode_all()
-    assert not world.machine.losses
+    assert not world.machine.losses.lost
 
 
 def test_a_beginning_of_the_prompt_counts_as_an_attempt() -> None:
