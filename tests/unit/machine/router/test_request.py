@@ -156,11 +156,14 @@ class World:
         self.extending: list[Renew] = []
         self.hedge_after_s = hedge_after_s
         self.hedges_wanted: list[HedgeWanted] = []
+        self.has_items = False
         self.effects: list[RequestEffect] = []
         self.ends: list[TriptychError | None] = []
         self.feed(Prepared(plans or items(count), prompt_tokens=50, answer_tokens=16))
 
     def feed(self, event: RequestEvent) -> list[RequestEffect]:  # noqa: C901, PLR0912 - one dispatch
+        if isinstance(event, Prepared):
+            self.has_items = bool(event.items)
         effects = self.machine.handle(event, self.now_s)
         self.machine.validate()
         self.effects += effects
@@ -329,7 +332,7 @@ class World:
         self.feed(Granted(1, (self.text_grant(call, transfers_kv=transfers_kv),)))
         (started,) = [one for one in self.take(Generate) if isinstance(one, Generate)]
         assert (call.tokens, call.max_tokens) == (50, 16)
-        assert call.with_items is (self.machine.image_tokens > 0)
+        assert call.with_items is self.has_items
         return started
 
     # Whole steps.

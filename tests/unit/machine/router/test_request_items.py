@@ -118,7 +118,7 @@ def test_a_hedge_of_an_item_that_is_encoded_is_noticed() -> None:
 
 def test_the_slower_of_two_calls_is_overtaken() -> None:
     for which in (0, 1):
-        (item,) = items("a")
+        (item,) = items("a").all
         hedge(item)
         slower = (item.held, item.hedge)[1 - which]
         assert slower is not None
@@ -129,12 +129,12 @@ def test_the_slower_of_two_calls_is_overtaken() -> None:
 
 
 def test_credits_and_leases_are_released_once() -> None:
-    (item,) = items("e")
+    (item,) = items("e").all
     answer(item)
     assert item.is_ready
     assert item.release("over", 2.0) == [Release("e", 0, (b"0", b"1"), "over")]
     assert item.release("over", 2.0) == []
-    (running,), (renewing,) = items("e"), items("e")
+    (running,), (renewing,) = items("e").all, items("e").all
     answer(renewing)
     assert renewing.held is not None
     assert renewing.held.leases is not None
