@@ -212,7 +212,7 @@ class Variants:
     def __init__(self, message: type[Message], oneof: str, variants: Mapping[str, Pair[Any, Any]]) -> None:
         names: dict[str, Any] = {"M": message, "none": partial(_none, oneof), "unknown": partial(_unknown, oneof)}
         to_wire, from_wire = "none(v)", "unknown(v)"
-        for name, pair in reversed(variants.items()):
+        for name, pair in reversed(list(variants.items())):
             names |= pair.names
             to_wire = f"M({name}={pair.written('v')}) if kind is D_{pair.domain.__name__} else {to_wire}"
             from_wire = f"{pair.read('m')} if case == {name!r} and (m := v.{name}) is not None else {from_wire}"
