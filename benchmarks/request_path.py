@@ -14,6 +14,9 @@ Only code of this project counts (``src/triptych`` without generated code, test 
 - ``displays``: dicts and tuples that may serve as records (dict displays of at least two keys, tuple displays of at
   least three values), and the number of places in the code.
 - ``records``: objects, messages and displays together, so that turning a record into a dict does not lower the count.
+- ``background_calls``, ``background_records``: those of them that come with time, not with requests: load reports, of which an instance
+  sends at most one in 20 ms, and the gateway's probe of its own event loop each 10 ms. The measurement slows requests down, so that more
+  of them fall into the time of one.
 """
 
 import argparse
@@ -53,6 +56,10 @@ _MODULES_LEFT_OUT = ("triptych.v1.", "triptych.testing.", "triptych.virtual.")
 _RESUMABLE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _DICT_KEYS, _TUPLE_VALUES = 2, 3
 _GROUPS = {"message": "messages", "dict": "displays", "tuple": "displays"}
+_BACKGROUND = frozenset(
+    {"WatchedValue.watch", "InstanceServicer.WatchLoad", "Cluster._read_reports", "Shedding._measure"}
+)
+"""What load reports pass through on both sides, and the gateway's probe."""
 _SETTLE_S = 10.0
 _SIDE_PX = 56
 
@@ -93,6 +100,15 @@ def _function(code: CodeType) -> _Function:
     return _Function(counts=True, begins_at=begins_at or 0, displays=displays)
 
 
+def _is_background(frame: FrameType | None) -> bool:
+    """Whether this comes with time."""
+    while frame is not None:
+        if frame.f_code.co_qualname in _BACKGROUND:
+            return True
+        frame = frame.f_back
+    return False
+
+
 class Tally:
     """Counts while ``on``. Objects are kept until the next ``start``, so that no id is reused."""
 
@@ -100,11 +116,13 @@ class Tally:
         self.on = False
         self.calls: Counter[CodeType] = Counter()
         self.records: Counter[str] = Counter()
+        self.background: Counter[str] = Counter()
         self._seen: dict[int, object] = {}
 
     def start(self) -> None:
         self.calls.clear()
         self.records.clear()
+        self.background.clear()
         self._seen.clear()
         self.on = True
 
@@ -121,7 +139,9 @@ class Tally:
         elif event == "call":
             function = _function(code)
             resumed = code.co_flags & _RESUMABLE and frame.f_lasti > function.begins_at
-            self.calls[code] += function.counts and not resumed
+            if function.counts and not resumed:
+                self.calls[code] += 1
+                self.background["calls"] += _is_background(frame)
 
     def trace(self, frame: FrameType, event: str, _: object) -> Any:
         """Count dicts and tuples, for ``sys.settrace``."""
@@ -131,6 +151,7 @@ class Tally:
             frame.f_trace_opcodes, frame.f_trace_lines = True, False
         elif event == "opcode" and frame.f_lasti in function.displays:
             self.records[function.displays[frame.f_lasti]] += 1
+            self.background["records"] += _is_background(frame)
         return self.trace
 
     def message(self, message: Message) -> None:
@@ -155,9 +176,9 @@ class Tally:
         if module.startswith(_MODULES) and not module.startswith(_MODULES_LEFT_OUT) and id(value) not in self._seen:
             self._seen[id(value)] = value
             self.records[f"{kind.__module__}.{kind.__qualname__}"] += 1
+            self.background["records"] += _is_background(sys._getframe())  # noqa: SLF001 - what called this, by way of the profile
 
     def figures(self) -> dict[str, int]:
-        self.calls = +self.calls
         made, kinds = Counter[str](), Counter[str]()
         for name, number in self.records.items():
             group = _GROUPS.get(name.partition(" ")[0], "objects")
@@ -169,7 +190,13 @@ class Tally:
             for group in ("objects", "messages", "displays", "records")
             for name, number in ((group, made[group]), (f"{group}_types", kinds[group]))
         }
-        return {"calls": self.calls.total(), "files": len({code.co_filename for code in self.calls}), **records}
+        return {
+            "calls": self.calls.total(),
+            "files": len({code.co_filename for code in self.calls}),
+            **records,
+            "background_calls": self.background["calls"],
+            "background_records": self.background["records"],
+        }
 
 
 def count_messages(tally: Tally) -> None:
@@ -248,16 +275,22 @@ async def measure(settings: Settings) -> dict[str, Any]:
         "machine": machine.describe(),
         "settings": asdict(settings),
         "figures": {name: int(statistics.median(row[name] for row in rows)) for name in rows[0]},
-        "calls_by_file": _by_file(tally.calls),
+        "calls_by_file": _summed(tally.calls, _file),
+        "calls_by_function": _summed(tally.calls, lambda code: f"{_file(code)}: {code.co_qualname}"),
         "records_by_type": dict(tally.records.most_common()),
     }
 
 
-def _by_file(calls: Counter[CodeType]) -> dict[str, int]:
-    files: Counter[str] = Counter()
+def _file(code: CodeType) -> str:
+    return code.co_filename.removeprefix(f"{_ROOT}/")
+
+
+def _summed(calls: Counter[CodeType], name: Callable[[CodeType], str]) -> dict[str, int]:
+    """The calls by name, the most first."""
+    sums: Counter[str] = Counter()
     for code, number in calls.items():
-        files[code.co_filename.removeprefix(f"{_ROOT}/")] += number
-    return dict(files.most_common())
+        sums[name(code)] += number
+    return dict(sums.most_common())
 
 
 def main() -> None:
@@ -268,11 +301,15 @@ def main() -> None:
     defaults = Settings()
     parser.add_argument("--requests", type=int, default=defaults.requests, help="of which the median is taken")
     parser.add_argument("--tokens", type=int, default=defaults.tokens, help="of each answer, 4 at most")
+    parser.add_argument("--most", type=int, default=0, help="rows of each breakdown of the last request to print")
     arguments = parser.parse_args()
     settings = Settings(requests=arguments.requests, tokens=arguments.tokens)
     result = asyncio.run(measure(QUICK if arguments.quick else settings))
     for name, figure in result["figures"].items():
         print(f"{name:<14} {figure:>6,}")
+    for breakdown in ("calls_by_file", "calls_by_function", "records_by_type"):
+        for name, number in list(result[breakdown].items())[: arguments.most]:
+            print(f"{number:>6,} {breakdown.rpartition('_')[2]:<8} {name}")
     write_figures(arguments.json, result)
 
 

@@ -339,16 +339,18 @@ class Batcher(Generic[PreparedT]):
     def _result(self, flight: _Flight[PreparedT], waiter: _Waiter, now_s: float) -> EncodeResult | TriptychError:
         if waiter.outcome.done():
             return DeadlineExceeded("the caller has left")
-        tokens = self._store.tokens(flight.key)
-        if tokens is not None and tokens > waiter.request.tokens:
-            return too_many_tokens(tokens, waiter.request)
+        request, tokens = waiter.request, self._store.tokens(flight.key)
+        if tokens is not None and tokens > request.tokens:
+            return too_many_tokens(tokens, request)
         try:
-            ticket = self._store.grant_pair(flight.key, waiter.request)
+            ticket = self._store.grant(
+                flight.key, request.reader_lease, request.lease_s, router_lease=request.router_lease
+            )
         except TriptychError as error:
             return error
         return EncodeResult(
             ticket=ticket,
-            router_lease=waiter.request.router_lease,
+            router_lease=request.router_lease,
             cached=False,
             queue_s=max(0.0, flight.encode_started_s - waiter.arrived_s),
             encode_s=now_s - flight.encode_started_s,

@@ -247,7 +247,7 @@ class EncoderService(Generic[PreparedT]):
         if tokens > request.tokens:
             raise too_many_tokens(tokens, request)
         self.published.held(key, request.content)
-        ticket = self._store.grant_pair(key, request)
+        ticket = self._store.grant(key, request.reader_lease, request.lease_s, router_lease=request.router_lease)
         return EncodeResult(ticket, request.router_lease, cached=True, queue_s=0.0, encode_s=0.0)
 
     async def _key(self, request: EncodeRequest) -> bytes:

@@ -76,12 +76,13 @@ class Edge:
         began_s = self._clock()
         headers = Headers(scope=scope)
         request_id = self._request_id(headers)
+        own_id = canonical(request_id)
         is_probe = scope["path"] in _PROBES
         state = scope.setdefault("state", {})
-        state.update(request_id=canonical(request_id), headers=headers)
+        state.update(request_id=own_id, headers=headers)
         state.setdefault(ARRIVED_S, began_s)
         scope["app"] = self  # without it Starlette's router answers unknown routes itself
-        logs.request_id.set(canonical(request_id))
+        logs.request_id.set(own_id)
         status = 0
         level = logging.DEBUG if is_probe else logging.INFO
 

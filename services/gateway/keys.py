@@ -128,6 +128,8 @@ class Caller:
                 "items": entry.items_per_minute,
             }
             self._buckets = {unit: Bucket(limit, clock) for unit, limit in limits.items() if limit is not None}
+        self.is_limited = bool(self._buckets)
+        """Whether it has a limit per minute."""
         self._running = 0
         self._mean_s = 0.0
         """Mean time that its requests take, seconds."""
@@ -140,7 +142,7 @@ class Caller:
                 f"{self._running} requests of this key are running, the limit is {self._concurrent}",
                 retry_after_s=max(_BUSY_RETRY_S, self._mean_s / self._running),
             )
-        for unit in ("tokens", "requests"):
+        for unit in ("tokens", "requests") if self.is_limited else ():
             self._check(unit, 1)
         if (requests := self._buckets.get("requests")) is not None:
             requests.take(1)

@@ -27,17 +27,14 @@ class RequestLifetime:
         self._deadline_s = arrived_s + timeout_s
         self._clock = clock
         self._reason: TriptychError | None = None
-        self._timeout = asyncio.timeout(max(0.0, self.left_s) + GRACE_S)
+        self._timeout = asyncio.timeout(max(0.0, self._deadline_s - clock()) + GRACE_S)
 
-    @property
-    def left_s(self) -> Seconds:
-        """Seconds until the deadline."""
-        return self._deadline_s - self._clock()
-
-    def check(self) -> None:
-        """Raises DeadlineExceeded once the deadline has passed, whether or not the body was ended."""
-        if self.left_s <= 0:
+    def check(self) -> Seconds:
+        """Raises DeadlineExceeded once the deadline has passed, whether or not the body was ended. Returns the time left, in seconds."""
+        left_s = self._deadline_s - self._clock()
+        if left_s <= 0:
             raise self._late()
+        return left_s
 
     def _late(self) -> DeadlineExceeded:
         return DeadlineExceeded(f"the request took longer than its {self._timeout_s:g} s")

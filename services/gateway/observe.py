@@ -56,7 +56,7 @@ class Observed:
             await send(message)
 
         logs.request_id.set("")  # the next request of a connection may run in the previous one's context
-        span = self._span(route, scope)
+        span = None if self._tracing is None else self._span(self._tracing, route, scope)
         try:
             await self._app(scope, receive, counted)
         finally:
@@ -65,15 +65,15 @@ class Observed:
                 span.note({"http.route": route, "http.response.status_code": status})
                 span.end("" if 0 < status < 500 else str(status))
 
-    def _span(self, route: str, scope: Scope) -> tracing.Span | None:
-        if self._tracing is None or route not in _TRACED:
+    def _span(self, traces: tracing.Tracing, route: str, scope: Scope) -> tracing.Span | None:
+        if route not in _TRACED:
             return None
         carrier = {
             name.decode("latin-1"): value.decode("latin-1")
             for name, value in scope["headers"]
             if name.decode("latin-1") in tracing.HEADERS
         }
-        span = self._tracing.serve(f"{scope['method']} {route}", carrier)
+        span = traces.serve(f"{scope['method']} {route}", carrier)
         tracing.enter(span)
         return span
 

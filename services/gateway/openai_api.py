@@ -97,7 +97,7 @@ def parse_chat(body: bytes | bytearray, max_item_bytes: int) -> ParsedRequest:
 
     Raises InvalidRequest or InvalidMedia, naming the field at fault in ``param``.
     """
-    return _with_blobs(body, lambda extracted: _chat(extracted, max_item_bytes))
+    return _with_blobs(body, _chat, max_item_bytes)
 
 
 def _chat(extracted: ExtractedBody, max_item_bytes: int) -> ParsedRequest:
@@ -145,7 +145,7 @@ def parse_completion(body: bytes | bytearray, max_item_bytes: int) -> ParsedRequ
 
 def parse_tokenize(body: bytes | bytearray, max_item_bytes: int) -> ParsedRequest:
     """Parse the body of ``/tokenize``; ``model`` is "" if none is given. Raises InvalidRequest or InvalidMedia."""
-    return _with_blobs(body, lambda extracted: _tokenize(extracted, max_item_bytes))
+    return _with_blobs(body, _tokenize, max_item_bytes)
 
 
 def _tokenize(extracted: ExtractedBody, max_item_bytes: int) -> ParsedRequest:
@@ -171,11 +171,13 @@ def tenant_salt(tenant: str, cache_salt: str) -> bytes:
     return hashlib.blake2b(pair, digest_size=32).digest()
 
 
-def _with_blobs(body: bytes | bytearray, read: Callable[[ExtractedBody], ParsedRequest]) -> ParsedRequest:
+def _with_blobs(
+    body: bytes | bytearray, read: Callable[[ExtractedBody, int], ParsedRequest], max_item_bytes: int
+) -> ParsedRequest:
     """Parse a body with its blobs extracted, or as plain JSON if a blob is in a field that takes no media."""
     extracted = extract_blobs(body)
-    request = read(extracted)
-    return request if extracted.is_used_up else read(ExtractedBody(body, {}))
+    request = read(extracted, max_item_bytes)
+    return request if extracted.is_used_up else read(ExtractedBody(body, {}), max_item_bytes)
 
 
 def _read(body: bytes | bytearray, model: type[ModelT]) -> ModelT:

@@ -153,11 +153,6 @@ class Exchange:
     streaming: bool = False
     """The 200 of a stream has been sent: errors are reported in the stream from here on."""
 
-    def left_s(self) -> float:
-        """The time that the router may take. Raises DeadlineExceeded instead of 0 or less."""
-        self.lifetime.check()
-        return self.lifetime.left_s
-
     async def send(self, message: Message) -> None:
         """Send a part of the answer. Raises DeadlineExceeded instead of beginning one after the deadline."""
         if message["type"] == "http.response.start":
@@ -218,7 +213,8 @@ class Generate:
             include_usage=request.include_usage,
             logprobs=request.sampling.logprobs is not None,
         )
-        async with self._gateway.chat(exchange.request_id, request, exchange.caller, exchange.left_s()) as answer:
+        left_s = exchange.lifetime.check()
+        async with self._gateway.chat(exchange.request_id, request, exchange.caller, left_s) as answer:
             if request.stream:
                 await _stream(exchange, form, answer)
             else:
@@ -233,7 +229,7 @@ class Tokenize:
         self._gateway = gateway
 
     async def __call__(self, exchange: Exchange, request: ParsedRequest) -> None:
-        left_s = exchange.left_s()
+        left_s = exchange.lifetime.check()
         tokenized, model = await self._gateway.tokenize(exchange.request_id, request, exchange.caller, left_s)
         body = tokens_body(tokenized, model, return_token_strs=request.return_token_strs)
         await JSONResponse(body)(exchange.scope, exchange.receive, exchange.send)

@@ -136,7 +136,8 @@ class Gateway:
         """
         caller.check_priority(request.priority)
         chat_request = self._to_router(request_id, request, caller, timeout_s)
-        caller.take_items(len(chat_request.media))
+        if caller.is_limited:
+            caller.take_items(len(chat_request.media))
         answer = OpenAnswer(request, self._router.chat(chat_request))
         try:
             async with aclosing(answer):

@@ -109,6 +109,8 @@ class Shedding:
         """Time when the next measurement is due; infinite if nothing is measured."""
         self._sustained = SustainedDelay(TARGET_S, INTERVAL_S)
         self._a_little = SustainedDelay(BEHIND_S, BEHIND_FOR_S)
+        self._is_calm = True
+        """Neither is behind, nor was the last delay above either: another one like it changes nothing."""
         self._arrivals = Arrivals(SHARE_WINDOW_S)
         self._turnover = Turnover()
         self._unbegun: deque[Unbegun] = deque()
@@ -202,6 +204,8 @@ class Shedding:
         return self._probing.setdefault(key, Probing(ASKED, LEAST_ASKED, PROBED_S))
 
     def _note(self, delay_s: Seconds, now_s: Seconds) -> None:
+        if self._is_calm and delay_s <= BEHIND_S:
+            return
         self._a_little.measured(delay_s, now_s)
         if self._sustained.measured(delay_s, now_s):
             if self._sustained.behind:
@@ -209,6 +213,7 @@ class Shedding:
             else:
                 logger.info("the gateway is no longer behind; it has refused %d requests unread in all", self.count)
                 self._turnover.rest()
+        self._is_calm = delay_s <= BEHIND_S and not (self._a_little.behind or self._sustained.behind)
 
     def _measure(self) -> None:
         """Measure the delay, and do so again in ``PROBE_S`` while requests come."""

@@ -132,9 +132,7 @@ class ChatTask(RequestTask):
         else:
             # Another text instance must be able to go on with the same draws.
             self._sampling = self._sampling.seeded(self._rng)
-            items = self._prompted.items
-            if any(len(item.units) > 1 for item in items):
-                items = self._sharding(items)
+            items = self._sharding(self._prompted.items)
             self._gaps, expected = self._attainment.prepared(
                 self.number,
                 arrived,
@@ -214,28 +212,21 @@ class ChatTask(RequestTask):
         async with aclosing(text.generate(request)) as stream:
             began = kv_transferred = False
             async for events in stream:
-                if answer is None or answer.has_ended or kv_transferred or not events:
-                    # Wait for the end of the call, which is cheaper for both sides than cancelling it.
-                    self._take_kv_transfer(effect, events)
-                    continue
-                if leases is not None:
-                    leases.read()  # it sends nothing before that
-                began = began or self._begins(effect.credit, events)
-                for finished in answer.take(events):
-                    self.feed(TextReported(effect.credit, finished))
-                kv_transferred = self._take_kv_transfer(effect, events)
+                if answer is not None and events and not (answer.has_ended or kv_transferred):
+                    if leases is not None:
+                        leases.read()  # it sends nothing before that
+                    began = began or self._begins(effect.credit, events)
+                    for finished in answer.take(events):
+                        self.feed(TextReported(effect.credit, finished))
+                # Else it waits for the end of the call, which is cheaper for both sides than cancelling it.
+                if events and isinstance(last := events[-1], KvTransferred):
+                    # The machine gets it whether or not it waits for one, to release its leases.
+                    self.feed(AnswerTransferred(effect.credit, effect.name, last.segments, last.prefill_s))
+                    kv_transferred = True
         if answer is None:
             self.feed(PrefilledEarly(effect.credit))
         elif not (answer.has_ended or kv_transferred):
             raise InstanceLost("the text instance's stream ended early")
-
-    def _take_kv_transfer(self, effect: Generate, events: Sequence[TextEvent]) -> bool:
-        """Whether these events end with a KV transfer. The machine gets it whether or not it waits for one, to release its leases."""
-        last = events[-1] if events else None
-        if not isinstance(last, KvTransferred):
-            return False
-        self.feed(AnswerTransferred(effect.credit, effect.name, last.segments, last.prefill_s))
-        return True
 
     def _begins(self, credit: int, events: Sequence[TextEvent]) -> bool:
         """Whether these events contain the first part of the answer from this text instance."""
@@ -254,7 +245,7 @@ class ChatTask(RequestTask):
             self._prompted.calling,
             begun=begun(self._sampling.n, self.request.continued),
             passed_on=self._prompted.passed_on,
-            usage=Usage(len(self._prompted.token_ids), 0, self._machine.image_tokens),
+            usage=Usage(len(self._prompted.token_ids), 0, sum([item.tokens for item in self._prompted.items])),
             most_tokens=self._sampling.max_tokens or inf,
             gaps=self._gaps,
             clock=self._clock,

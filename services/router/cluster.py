@@ -257,8 +257,7 @@ class Cluster:
             self._give_back(name, lease_ids, credits_)
 
     def _give_back(self, name: str, lease_ids: Sequence[LeaseId], credits_: Sequence[int]) -> None:
-        self.feed(LeasesReturned(name, tuple(lease_ids)))
-        self._return(credits_)
+        self.feed(LeasesReturned(name, tuple(lease_ids), tuple(credits_)))
 
     def _return(self, credits_: Sequence[int]) -> None:
         for credit in credits_:

@@ -116,11 +116,11 @@ class ModelPrepare:
 
     def __call__(self, request: ChatRequest, model: ModelInfo) -> Prompted:
         self._check(request.sampling)
-        media, params = request.media, _params(request)
-        alone = [self._inspect(part, param) for part, param in zip(media, params, strict=True)]
+        media, params = _items(request)
+        alone = list(map(self._inspect, media, params))
         infos = as_in_request(self.builder.family, alone)
         if request.prompt is None:
-            replacements = [self._replacement(info, param) for info, param in zip(infos, params, strict=True)]
+            replacements = list(map(self._replacement, infos, params))
             prompt = self.builder.build(request.messages, infos, request.tools, replacements=replacements)
         else:
             prompt = self.builder.build_raw(request.prompt)
@@ -128,8 +128,8 @@ class ModelPrepare:
         for number, (info, span) in enumerate(zip(infos, prompt.runs, strict=True)):
             units = units_of(self.builder.family, info, span.tokens)
             starts = self._unit_starts(units, prompt, span) if len(units) > 1 else ()
-            plan = self._plan(number, params[number], media[number], info, span, model, request.tenant_salt)
-            items.append(replace(plan, units=units, unit_starts=starts))
+            of_item = number, params[number], media[number], info, span
+            items.append(self._plan(*of_item, model, request.tenant_salt, units=units, unit_starts=starts))
         calling, sampling = self._tools(request)
         passed_on = {} if calling is None else self._passed_on(request)
         placeholder_ids = self.builder.family.placeholder_ids
@@ -142,12 +142,23 @@ class ModelPrepare:
         plans: list[ItemPlan] = []
         for number, (part, info, param) in enumerate(zip(request.media, infos, params, strict=True)):
             tokens = filled(self._replacement(info, param))
-            plan = self._plan(number, param, part, info, Span(0, tokens), model, request.tenant_salt)
-            plans.append(replace(plan, grid=grid_of(family, info)))
+            of_item, salt = (number, param, part, info, Span(0, tokens)), request.tenant_salt
+            plans.append(self._plan(*of_item, model, salt, units=(tokens,), grid=grid_of(family, info)))
         return tuple(plans)
 
     def _plan(
-        self, number: int, param: str, part: MediaPart, info: MediaInfo, span: Span, model: ModelInfo, salt: bytes
+        self,
+        number: int,
+        param: str,
+        part: MediaPart,
+        info: MediaInfo,
+        span: Span,
+        model: ModelInfo,
+        salt: bytes,
+        *,
+        units: tuple[int, ...],
+        unit_starts: tuple[int, ...] = (),
+        grid: tuple[int, ...] = (),
     ) -> ItemPlan:
         """The plan of an item that is not split."""
         tensors = self.builder.family.outputs(info, model.dtype)
@@ -161,7 +172,9 @@ class ModelPrepare:
             tokens=span.tokens,
             tensors=tensors,
             nbytes=slot_nbytes(tensors),
-            units=(span.tokens,),
+            units=units,
+            unit_starts=unit_starts,
+            grid=grid,
         )
 
     def _unit_starts(self, units: tuple[int, ...], prompt: Prompt, span: Span) -> tuple[int, ...]:
@@ -206,14 +219,16 @@ class ModelPrepare:
 
     def _check(self, sampling: SamplingParams) -> None:
         """Checks that depend on the vocabulary."""
-        vocab_size = self.builder.tokenizer.vocab_size
-        for name, token_ids in (
-            ("logit_bias", [token_id for token_id, _ in sampling.logit_bias]),
-            ("stop_token_ids", sampling.stop_token_ids),
-        ):
-            for token_id in token_ids:
-                if not 0 <= token_id < vocab_size:
-                    raise InvalidRequest(f"{name} names token {token_id}, the vocabulary has {vocab_size}", param=name)
+        if sampling.logit_bias or sampling.stop_token_ids:
+            vocab_size = self.builder.tokenizer.vocab_size
+            for name, token_ids in (
+                ("logit_bias", [token_id for token_id, _ in sampling.logit_bias]),
+                ("stop_token_ids", sampling.stop_token_ids),
+            ):
+                for token_id in token_ids:
+                    if not 0 <= token_id < vocab_size:
+                        message = f"{name} names token {token_id}, the vocabulary has {vocab_size}"
+                        raise InvalidRequest(message, param=name)
         if sampling.response_format is not None:
             self.grammars.start(sampling.response_format)
 
@@ -238,11 +253,13 @@ class ModelPrepare:
             raise
 
 
-def _params(request: ChatRequest) -> tuple[str, ...]:
-    """For each item, the request field that holds it."""
-    return tuple(
-        f"messages[{number}].content[{position}]"
-        for number, message in enumerate(request.messages)
-        for position, part in enumerate(message.parts)
-        if isinstance(part, MediaPart)
-    )
+def _items(request: ChatRequest) -> tuple[list[MediaPart], list[str]]:
+    """The items in the order of the prompt, and for each the request field that holds it."""
+    media: list[MediaPart] = []
+    params: list[str] = []
+    for number, message in enumerate(request.messages):
+        for position, part in enumerate(message.parts):
+            if isinstance(part, MediaPart):
+                media.append(part)
+                params.append(f"messages[{number}].content[{position}]")
+    return media, params

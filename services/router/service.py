@@ -32,6 +32,7 @@ from triptych.machine.router.request import RequestMachine
 from triptych.policy import admission
 from triptych.policy.policies import Policies
 from triptych.policy.pool_facts import Profiles, isolated
+from triptych.policy.sharding import can_split
 from triptych.ports import InstanceClient, Membership, Offload
 from triptych.runtime import logs
 from triptych.runtime.profiles import KnownProfiles
@@ -304,7 +305,7 @@ class RouterService:
             offload=self._offload,
             rng=self._rng,
             new_lease=self._new_lease,
-            finds_prefixes=self._policies.finds_prefixes,
+            finds_prefixes=self._policies.prefixes is not None,
         )
         self._run(task)
         return task
@@ -386,7 +387,10 @@ class RouterService:
         self._requests.add(task)
 
     def _in_shards(self, items: Sequence[ItemPlan]) -> tuple[ItemPlan, ...]:
-        return self._policies.sharding(items, self._cluster.encoders, self._settings.shards)
+        limits = self._settings.shards
+        if not can_split(items, limits):
+            return tuple(items)
+        return self._policies.sharding(items, self._cluster.encoders, limits)
 
     def _new_lease(self) -> LeaseId:
         return self._rng.getrandbits(8 * LEASE_ID_NBYTES).to_bytes(LEASE_ID_NBYTES, "little")

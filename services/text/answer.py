@@ -38,22 +38,18 @@ class Answer:
         ids, reason = tokens.token_ids, tokens.finish_reason
         shown = ids[:-1] if reason is FinishReason.STOP and ids and ids[-1] in self._stop_ids else ids
         text, used, stopped = self._text.feed(shown)
+        scores = tokens.scores
         if stopped:
-            return self._piece(ids[:used], tokens.scores[:used], text, FinishReason.STOP)
-        if reason is not None:
+            ids, scores, reason = ids[:used], scores[:used], FinishReason.STOP
+        elif reason is not None:
             rest, _, stopped = self._text.flush(len(ids) - len(shown))
             text, reason = text + rest, FinishReason.STOP if stopped else reason
-        return self._piece(ids, tokens.scores, text, reason)
-
-    def _piece(
-        self, ids: tuple[int, ...], scores: tuple[Scores, ...], text: str, reason: FinishReason | None
-    ) -> tuple[TokenChunk, FinishReason | None]:
         self.completion_tokens += len(ids)
-        logprobs: list[TokenLogprobs] = []
-        for score in scores:
-            top = tuple([self._alternative(other) for other in score.top])
-            logprobs.append(TokenLogprobs(self._alternative(score.chosen), top))
-        return TokenChunk(ids, text, self._choice, tuple(logprobs)), reason
+        logprobs = tuple(map(self._logprobs, scores))
+        return TokenChunk(ids, text, self._choice, logprobs), reason
+
+    def _logprobs(self, score: Scores) -> TokenLogprobs:
+        return TokenLogprobs(self._alternative(score.chosen), tuple(map(self._alternative, score.top)))
 
     def _alternative(self, scored: ScoredToken) -> Alternative:
         return Alternative(scored.token_id, self._detokenizer.token_bytes(scored.token_id), scored.logprob)

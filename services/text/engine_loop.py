@@ -39,6 +39,8 @@ class _Joining:
     request: EngineRequest
     sequences: Sequences
     on_copied: Callable[[], None]
+    tokens: int
+    """Of its prompt, and the most that may be generated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ class _Copy:
 
 
 @dataclass(frozen=True, slots=True)
-class _Load:
+class EngineLoad:
     """The engine's load after a call."""
 
     has_work: bool = False
@@ -111,30 +113,28 @@ class EngineLoop:
         self._cancelled: set[tuple[str, int | None]] = set()
         self._wake = asyncio.Event()
         self._is_lost = False
-        self._load = _Load(free_tokens=engine.kv_free_tokens)
+        self.load = EngineLoad(free_tokens=engine.kv_free_tokens)
+        """As of the last call; for reading."""
 
     @property
     def pending_tokens(self) -> int:
         """Prompt tokens not yet prefilled plus tokens that may still be decoded."""
-        tokens = self._load.pending_tokens
+        tokens = self.load.pending_tokens
         for joining in (*self._joining.values(), *self._adding.values()):
-            tokens += len(joining.request.token_ids) + len(joining.request.begun) * most_tokens(joining.request)
+            tokens += joining.tokens
         return tokens
-
-    @property
-    def free_tokens(self) -> int | None:
-        """KV memory for so many tokens is free; None if the engine does not tell."""
-        return self._load.free_tokens
 
     @property
     def requests(self) -> tuple[int, int]:
         """Number of requests that the engine has not started, and of those that it has."""
-        return len(self._joining) + len(self._unbegun), len(self._live) - len(self._unbegun)
+        unbegun = len(self._unbegun.by_request)
+        return len(self._joining) + unbegun, len(self._live) - unbegun
 
     def submit(
-        self, request: EngineRequest, *, on_copied: Callable[[], None], on_over: Callable[[], None]
+        self, request: EngineRequest, tokens: int, *, on_copied: Callable[[], None], on_over: Callable[[], None]
     ) -> Sequences:
-        """Pass a request to the engine. Both callbacks are called once, on the event loop.
+        """Pass a request to the engine. ``tokens``: of its prompt, and the most that may be generated. Both callbacks are called once, on
+        the event loop.
 
         ``on_copied``: the engine no longer reads the request's tensors: it copied them, refused them, or never got
         them. ``on_over``: the request has left the engine, whether its tokens were read or not.
@@ -144,7 +144,7 @@ class EngineLoop:
             on_copied()
             sequences.fail(_ending())
             return sequences
-        self._joining[request.request_id] = _Joining(request, sequences, on_copied)
+        self._joining[request.request_id] = _Joining(request, sequences, on_copied, tokens)
         self._wake.set()
         return sequences
 
@@ -198,15 +198,15 @@ class EngineLoop:
         """
         try:
             while True:
-                if not self._is_due:
-                    self._wake.clear()
+                if not (self._can_step or self._encode_ready):
                     await self._wake.wait()
+                self._wake.clear()
                 await self._apply()
                 iteration = (
                     _ALONE
                     if self._scheduler is None
                     else self._scheduler.next(
-                        prefill_queue_position=self._load.prefill_queue_position, can_step=self._can_step
+                        prefill_queue_position=self.load.prefill_queue_position, can_step=self._can_step
                     )
                 )
                 encoder = self._scheduler if iteration.encode else None
@@ -228,14 +228,8 @@ class EngineLoop:
                 _fail_copy(copy, error)
 
     @property
-    def _is_due(self) -> bool:
-        """Whether there is anything to do."""
-        is_asked = bool(self._joining or self._cancelled or self._copies or self._is_lost)
-        return is_asked or self._can_step or self._encode_ready
-
-    @property
     def _can_step(self) -> bool:
-        return bool(self._live) and self._load.can_step
+        return bool(self._live) and self.load.can_step
 
     @property
     def _encode_ready(self) -> bool:
@@ -250,7 +244,7 @@ class EngineLoop:
         for request_id, entry in joining.items():
             self._live[request_id] = entry.sequences
             self._unbegun.add(request_id, entry.request.queue_position)
-        lost = self._unbegun.lost(self._clock()) if self._unbegun else []
+        lost = self._unbegun.lost(self._clock()) if self._unbegun.by_request else []
         copies = self._next_copies() if self._copies else []
         if not (joining or self._cancelled or lost or copies):
             return
@@ -258,7 +252,7 @@ class EngineLoop:
         cancelled, self._cancelled = self._cancelled, set()
         requests = [entry.request for entry in joining.values()]
         refused, results, load = await self._thread.run(self._exchange, cancelled, requests, lost, copies)
-        self._adding, self._load = {}, load
+        self._adding, self.load = {}, load
         if load.computed:
             self._tell_followers(load)
         for copy, (result, error) in zip(copies, results, strict=True):
@@ -280,9 +274,11 @@ class EngineLoop:
             if not copy.result.cancelled():
                 copies.append(copy)
                 nbytes += copy.nbytes
+        if self._copies:
+            self._wake.set()  # for the others
         return copies
 
-    def _tell_followers(self, load: _Load) -> None:
+    def _tell_followers(self, load: EngineLoad) -> None:
         for request_id, computed in load.computed.items():
             if (followed := self._followed.get(request_id)) is not None:
                 followed[1](computed)
@@ -293,7 +289,7 @@ class EngineLoop:
         requests: list[EngineRequest],
         lost: list[tuple[str, QueuePosition]],
         copies: Sequence[_Copy],
-    ) -> tuple[dict[str, Exception], list[tuple[Any, Exception | None]], _Load]:
+    ) -> tuple[dict[str, Exception], list[tuple[Any, Exception | None]], EngineLoad]:
         """Runs in the engine's thread. Returns the refused requests, and the results or errors of the copies."""
         refused: dict[str, Exception] = {}
         for request_id, choice in cancelled:
@@ -329,16 +325,17 @@ class EngineLoop:
             for request_id in list(self._live):
                 self._fail(request_id, error)
             return
-        now_s, self._load = self._clock(), load
+        now_s, self.load = self._clock(), load
         self._on_step(now_s - began_s)
         if load.computed:
             self._tell_followers(load)
-        for request_id in [name for name in self._unbegun if name not in load.waiting or name in load.awaiting]:
-            self._unbegun.discard(request_id)
-            self._live[request_id].join(began_s)
+        if unbegun := self._unbegun.by_request:
+            for request_id in [name for name in unbegun if name not in load.waiting or name in load.awaiting]:
+                self._unbegun.discard(request_id)
+                self._live[request_id].join(began_s)
         for output in outputs:
             self._deliver(output, now_s)
-        if not self._load.has_work:
+        if not self.load.has_work:
             for request_id in list(self._live):
                 self._fail(request_id, EngineFailure("the engine lost the request"))
 
@@ -350,27 +347,29 @@ class EngineLoop:
             self._fail(output.request_id, output.error)
             return
         sequences.deliver(output, now_s)
-        self._unbegun.discard(output.request_id)  # another choice, which goes on as well, may still wait
+        if output.request_id in self._unbegun.by_request:  # another choice, which goes on as well, still waits
+            self._unbegun.discard(output.request_id)
         if sequences.is_over:
             self._leave(output.request_id)
 
-    def _step_once(self, iteration: Iteration) -> tuple[list[EngineOutput], _Load]:
+    def _step_once(self, iteration: Iteration) -> tuple[list[EngineOutput], EngineLoad]:
         """Runs in the engine's thread."""
         outputs: list[EngineOutput] = []
         if self._engine.has_work or self._is_lost:
             outputs = self._engine.step() if self._scheduler is None else self._scheduler.step(iteration)
         return outputs, self._engine_load()
 
-    def _engine_load(self) -> _Load:
+    def _engine_load(self) -> EngineLoad:
         """Runs in the engine's thread."""
         prefill_queue_position = None if self._scheduler is None else self._scheduler.engine.prefill_queue_position
         computed: dict[str, dict[int, int]] = {}
         awaiting: AbstractSet[str] = frozenset()
         if self._kv is not None:
-            awaiting = {request_id for request_id, _ in self._kv.awaiting}
+            if pairs := self._kv.awaiting:
+                awaiting = {request_id for request_id, _ in pairs}
             for request_id, (choices, _) in list(self._followed.items()):
                 computed[request_id] = {choice: self._kv.computed(request_id, choice) for choice in choices}
-        return _Load(
+        return EngineLoad(
             self._engine.has_work,
             self._engine.can_step,
             self._engine.pending_tokens,
@@ -384,6 +383,7 @@ class EngineLoop:
     def _fail(self, request_id: str, error: Exception) -> None:
         """End a live request with an error, and cancel it in the engine."""
         self._cancelled.add((request_id, None))
+        self._wake.set()
         if not isinstance(error, TriptychError):
             logger.error("the engine failed on request %s", request_id, exc_info=error)
             error = EngineFailure("the engine failed on this request")
@@ -392,11 +392,6 @@ class EngineLoop:
     def _leave(self, request_id: str) -> Sequences:
         self._unbegun.discard(request_id)
         return self._live.pop(request_id)
-
-
-def most_tokens(request: EngineRequest) -> int:
-    """Most tokens that may be generated for each choice."""
-    return 1 if request.pauses else request.sampling.max_tokens or 0
 
 
 def _ending() -> Unavailable:

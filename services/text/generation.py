@@ -73,7 +73,16 @@ class Generation:
             arrival=number,
             position=request.position,
         )
-        self._job = Job(f"{request.request_id}/{number}", request, now_s, deadline_s, queue_position, self._departure)
+        most = 1 if request.transfers_kv else request.sampling.max_tokens or 0
+        self._job = Job(
+            f"{request.request_id}/{number}",
+            request,
+            now_s,
+            deadline_s,
+            queue_position,
+            self._departure,
+            tokens=len(request.token_ids) + len(request.begun) * most,
+        )
         self._request = request
         self._serving = serving
         self._loop = serving.loop
@@ -84,6 +93,8 @@ class Generation:
         self._transfer: KvTransfer | None = None
         self._is_transferred = request.transfers_kv
         """Whether it goes on elsewhere once each choice has a token."""
+        self._answered: set[int] = set()
+        """The choices with a token from here."""
 
     async def events(self) -> AsyncGenerator[Sequence[TextEvent]]:
         """As ``TextService.generate``."""
@@ -96,12 +107,11 @@ class Generation:
                 raise self._serving.stages.closed() from None
             self._record.ready(ready)
             yield (ready,)
-            answered = set[int]()
+            answered = self._answered
             while answers:
                 tokens = await self._next(sequences)
                 if self._departure.is_wanted and answered.issuperset(answers) and await self._pause(answers):
                     tokens += sequences.take()
-                answered.update(ready_tokens.choice for ready_tokens in tokens)
                 if events := self._take(tokens, answers, sequences):
                     yield events
                 if self._is_transferred and answered.issuperset(answers):
@@ -176,7 +186,7 @@ class Generation:
             )
             serving.jobs.enters_engine(job)
             sequences = self._loop.submit(
-                engine_request, on_copied=self._imports.copied, on_over=self._imports.copies_gone
+                engine_request, job.tokens, on_copied=self._imports.copied, on_over=self._imports.copies_gone
             )
             if serving.exporter is not None and self._transfer is None and not request.early:
                 self._prefix = serving.exporter.keep_prefix(job)
@@ -211,6 +221,7 @@ class Generation:
         for ready_tokens in tokens:
             choice = ready_tokens.choice
             answer = answers[choice]
+            self._answered.add(choice)
             chunk, reason = answer.feed(ready_tokens)
             if chunk.token_ids or chunk.text:
                 events.append(chunk)

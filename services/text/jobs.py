@@ -22,6 +22,8 @@ class Job:
     queue_position: QueuePosition
     """The job's position in every queue of this instance."""
     departure: Departure
+    tokens: int
+    """Prompt tokens and the most that may be generated here."""
     in_engine: bool = False
     """The engine has the request and signals when it no longer needs the embeddings. Set by ``Jobs``."""
     has_begun: bool = False
@@ -30,13 +32,6 @@ class Job:
     """Whether there is a first token, so that the prompt has been computed. Set by ``Jobs``."""
     is_decoded: bool = False
     """Whether there is a token that the decode stage has computed."""
-
-    @property
-    def tokens(self) -> int:
-        """Prompt tokens and the most that may be generated here."""
-        request = self.request
-        most = 1 if request.transfers_kv else request.sampling.max_tokens or 0
-        return len(request.token_ids) + len(request.begun) * most
 
     @property
     def needs(self) -> frozenset[Stage]:

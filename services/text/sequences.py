@@ -35,11 +35,6 @@ class _Unread:
     preempted_s: float = 0.0
     """The gaps between tokens in which it was preempted."""
 
-    def take(self, choice: int) -> Tokens:
-        tokens = Tokens(choice, tuple(self.token_ids), tuple(self.scores), self.finish_reason)
-        self.token_ids, self.scores, self.finish_reason = [], [], None
-        return tokens
-
 
 class Sequences:
     """One request in the engine with all its choices. The engine loop writes, one reader reads.
@@ -104,11 +99,13 @@ class Sequences:
 
     def take(self) -> list[Tokens]:
         """All tokens that are ready, maybe none."""
-        return [
-            unread.take(choice)
-            for choice, unread in self._choices.items()
-            if unread.token_ids or unread.finish_reason is not None
-        ]
+        ready: list[Tokens] = []
+        for choice, unread in self._choices.items():
+            if unread.token_ids or unread.finish_reason is not None:
+                tokens, scores = tuple(unread.token_ids), tuple(unread.scores)
+                ready.append(Tokens(choice, tokens, scores, unread.finish_reason))
+                unread.token_ids, unread.scores, unread.finish_reason = [], [], None
+        return ready
 
     async def settled(self, within_s: float) -> None:
         """Wait ``within_s`` for tokens to collect, or until no more will come."""

@@ -211,7 +211,7 @@ class TextService:
             tokens=tokens,
             unanswered_tokens=self._jobs.unanswered_tokens,
             leased_bytes=0 if self._kv is None else self._kv.store.memory.leased_bytes,
-            free_tokens=self._loop.free_tokens,
+            free_tokens=self._loop.load.free_tokens,
         )
         return self._stages.report(stages)
 

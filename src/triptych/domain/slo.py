@@ -5,6 +5,7 @@ An objective is absolute (``ttft=0.5s``) or a factor of the latency that the sam
 """
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -45,10 +46,12 @@ def request_class(media_tokens: Mapping[Modality, int]) -> str:
     """The class of a request with these tokens of each modality."""
     if not media_tokens:
         return TEXT
-    tokens = sum(media_tokens.values())
-    modality = max(media_tokens, key=lambda modality: (media_tokens[modality], modality.value))
-    bucket = next((str(bound) for bound in MEDIA_TOKEN_BUCKETS if tokens <= bound), "more")
-    return f"{modality.value}-{bucket}"
+    bucket = bisect_left(MEDIA_TOKEN_BUCKETS, sum(media_tokens.values()))
+    if len(media_tokens) == 1:
+        [modality] = media_tokens
+    else:
+        modality = max(media_tokens, key=lambda modality: (media_tokens[modality], modality.value))
+    return f"{modality.value}-{MEDIA_TOKEN_BUCKETS[bucket] if bucket < len(MEDIA_TOKEN_BUCKETS) else 'more'}"
 
 
 def modality_of(class_name: str) -> str:

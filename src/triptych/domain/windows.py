@@ -193,8 +193,8 @@ class WindowBuilder:
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
-        self._judged: dict[Metric, list[int]] = {metric: [0, 0] for metric in Metric}
-        """Missed and met."""
+        self.judged: dict[Metric, list[int]] = {metric: [0, 0] for metric in Metric}
+        """Missed and met; for reading."""
         self.seconds = {metric: SketchBuilder() for metric in Metric}
 
     def add(self, **counts: int) -> None:
@@ -203,11 +203,11 @@ class WindowBuilder:
             self._counts[name] = self._counts.get(name, 0) + number
 
     def judge(self, metric: Metric, *, met: bool) -> None:
-        self._judged[metric][met] += 1
+        self.judged[metric][met] += 1
 
     def window(self) -> ClassWindow:
         def judged(metric: Metric) -> Judged:
-            missed, met = self._judged[metric]
+            missed, met = self.judged[metric]
             return Judged(met, missed)
 
         return ClassWindow(

@@ -7,15 +7,17 @@ from dataclasses import replace
 from triptych.domain.chat import ChatRequest
 from triptych.domain.continuation import ContinuedChoice
 from triptych.domain.generation import ChatEvent, ChatFinished, ChoiceFinished, TokenChunk, Usage
+from triptych.domain.sampling import SamplingParams
 from triptych.errors import InternalError
 
 
 class AnswerSoFar:
     """Owner of the ids of the tokens that were passed on: 4 bytes each, by choice that has not ended."""
 
-    def __init__(self, request: ChatRequest) -> None:
-        """``request`` has a seed, as every router must draw alike."""
+    def __init__(self, request: ChatRequest, sampling: SamplingParams) -> None:
+        """``sampling`` is the request's with a seed, as every router must draw alike."""
         self._request = request
+        self._sampling = sampling
         self._running = {choice: array("I") for choice in range(request.sampling.n)}
         self._ended_tokens = 0
         """Tokens of the choices that have ended."""
@@ -35,24 +37,27 @@ class AnswerSoFar:
     def rest(self, timeout_s: float) -> ChatRequest:
         """The request of what is missing."""
         self._left_out_tokens = self._ended_tokens
-        choices = self._running.items() if self.begun else ()
-        continued = tuple(ContinuedChoice(choice, tuple(token_ids)) for choice, token_ids in choices)
-        return replace(self._request, timeout_s=timeout_s, continued=continued)
+        continued: tuple[ContinuedChoice, ...] = ()
+        if self.begun:
+            continued = tuple(ContinuedChoice(choice, tuple(ids)) for choice, ids in self._running.items())
+        return replace(self._request, sampling=self._sampling, timeout_s=timeout_s, continued=continued)
 
     def take(self, events: Sequence[ChatEvent]) -> Sequence[ChatEvent]:
         """Events of the router, as they are passed on: with the usage of the whole answer.
 
         Raises InternalError for tokens or the end of a choice that is not running.
         """
-        for event in events:
-            match event:
-                case TokenChunk(token_ids, _, choice):
-                    self._tokens(choice).extend(token_ids)
-                case ChoiceFinished(_, choice):
-                    self._ended_tokens += len(self._tokens(choice))
-                    del self._running[choice]
-                case ChatFinished():
-                    self.is_complete = True
+        try:
+            for event in events:
+                match event:
+                    case TokenChunk(token_ids, _, choice):
+                        self._running[choice].extend(token_ids)
+                    case ChoiceFinished(_, choice):
+                        self._ended_tokens += len(self._running.pop(choice))
+                    case ChatFinished():
+                        self.is_complete = True
+        except KeyError as unknown:
+            raise InternalError(f"the router sent choice {unknown.args[0]}, which is not running") from None
         if not (self.is_complete and self._left_out_tokens):
             return events
         return [self._whole(event) if isinstance(event, ChatFinished) else event for event in events]
@@ -61,9 +66,3 @@ class AnswerSoFar:
         usage = finished.usage
         completion_tokens = usage.completion_tokens + self._left_out_tokens
         return ChatFinished(Usage(usage.prompt_tokens, completion_tokens, usage.image_tokens))
-
-    def _tokens(self, choice: int) -> "array[int]":
-        tokens = self._running.get(choice)
-        if tokens is None:
-            raise InternalError(f"the router sent choice {choice}, which is not running")
-        return tokens

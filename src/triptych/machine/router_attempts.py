@@ -48,7 +48,7 @@ class RouterAttempts:
         self._lost = 0
         """Routers, of which the last ``_breaks`` sent nothing."""
         self._breaks = 0
-        self._has_output = False
+        self.has_output = False
         """Whether some of the answer came in this attempt."""
         self._until_s = 0.0
         self._pause_s = _FIRST_PAUSE_S
@@ -70,7 +70,7 @@ class RouterAttempts:
 
     def progressed(self) -> None:
         """The answer, or more of it, has come from a router."""
-        self._has_output = True
+        self.has_output = True
         self.error = None
 
     def failed(self, address: str, error: TriptychError, now_s: float, *, refused: bool, may_repeat: bool) -> Next:
@@ -78,7 +78,7 @@ class RouterAttempts:
         sent. ``may_repeat``: what is missing can be had from another router.
         """
         self.tried.add(address)
-        had_output, self._has_output = self._has_output, False
+        had_output, self.has_output = self.has_output, False
         lost = isinstance(error, InstanceLost) and not error.sent_by_peer
         if not may_repeat:
             return Next.FAIL

@@ -100,6 +100,8 @@ def check_parameters(sampling: SamplingParams) -> None:
 
 def check_continued(sampling: SamplingParams, continued: Sequence[ContinuedChoice], context_length: int) -> None:
     """Check that each choice is one of the request's, is named once, and has tokens left to generate. Raises InvalidRequest."""
+    if not continued:
+        return
     choices = [choice.choice for choice in continued]
     if choices != sorted(set(choices)) or (choices and choices[-1] >= sampling.n):
         raise InvalidRequest(f"choices {choices} are not some of {sampling.n} in their order", param="continued")
@@ -143,7 +145,8 @@ def check_items(count: int, bounds: RequestBounds, param: str = "messages") -> N
 
 def check_priority(priority: int) -> None:
     """Raise InvalidRequest if the priority is out of bounds."""
-    _hold("priority", priority, PRIORITY)
+    if not PRIORITY.low <= priority <= PRIORITY.high:
+        _hold("priority", priority, PRIORITY)
 
 
 def check_timeout(timeout_s: float, max_timeout_s: float) -> float:

@@ -12,12 +12,6 @@ class Dispatch(Protocol):
     def __call__(self, *, tokens: int, sent_tokens: int) -> bool: ...
 
 
-def complete(*, tokens: int, sent_tokens: int) -> bool:
-    """Never: a request is sent once all of its items are encoded."""
-    del tokens, sent_tokens
-    return False
-
-
 def prefix(*, tokens: int, sent_tokens: int) -> bool:
     """Send each that is at least twice as long as the one before.
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Protocol, Self, get_type_hints
 from triptych.domain.item_plan import ItemPlan
 from triptych.domain.queue_position import QueuePosition
 from triptych.policy.admission import ServerBounds, admit_anyway, check_capacity, check_wait
-from triptych.policy.dispatching import Dispatch, complete, prefix
+from triptych.policy.dispatching import Dispatch, prefix
 from triptych.policy.fairness import Fairness, by_weight
 from triptych.policy.kv_transfer import TransferRule, always, by_need
 from triptych.policy.lending import Lending, idle
@@ -66,7 +66,7 @@ ORDERINGS: Mapping[str, Ordering] = {"slo": by_slo, "deadline": by_deadline, "fi
 ADMISSIONS: Mapping[str, Admission] = {"bounded": check_capacity}
 TENANTS: Mapping[str, Fairness | None] = {"weighted": by_weight, "none": None}
 DEADLINES: Mapping[str, Deadlines] = {"refuse": check_wait, "admit": admit_anyway}
-DISPATCHES: Mapping[str, Dispatch] = {"complete": complete, "prefix": prefix}
+DISPATCHES: Mapping[str, Dispatch | None] = {"complete": None, "prefix": prefix}
 KV_TRANSFERS: Mapping[str, TransferRule | None] = {"never": None, "by-need": by_need, "always": always}
 PREFIXES: Mapping[str, Prefixes | None] = {"never": None, "by-cost": by_cost, "always": always_pulled}
 LENDINGS: Mapping[str, Lending | None] = {"always": None, "idle": idle}
@@ -136,7 +136,8 @@ class Policies:
     deadlines: Deadlines
     tenants: Fairness | None
     """None: they are not told apart."""
-    dispatch: Dispatch
+    dispatch: Dispatch | None
+    """None: a request is sent once all of its items are encoded."""
     kv_transfer: TransferRule | None
     """None: only instances that must transfer do."""
     lending: Lending | None
@@ -148,11 +149,6 @@ class Policies:
     def predict(self) -> bool:
         """Whether one of them needs predicted seconds."""
         return self.encoder_routing.predicts or self.text_routing.predicts
-
-    @property
-    def finds_prefixes(self) -> bool:
-        """Whether prefixes of prompts are looked for at other instances."""
-        return self.prefixes is not None
 
     @classmethod
     def named(cls, names: PolicyNames) -> Self:

@@ -54,15 +54,19 @@ class Divisible:
         return max(1, min(len(self.units), limits.max_shards, self.tokens // least)) if least else 1
 
 
+def can_split(items: Sequence[ItemPlan], limits: ShardLimits) -> bool:
+    """Whether one of these items has enough units and tokens for two shards."""
+    least = limits.min_shard_tokens
+    if not least or limits.max_shards < 2:
+        return False
+    return any(len(item.units) > 1 and item.tokens >= 2 * least for item in items)
+
+
 def in_shards(items: Sequence[ItemPlan], pool: Pool, limits: ShardLimits) -> tuple[ItemPlan, ...]:
     """The items, split where several encoders finish sooner. The shards of an item are adjacent."""
-    wholes = [Divisible(item.units) for item in items]
-    most = [whole.most_shards(limits) for whole in wholes]
-    if max(most, default=1) == 1:
-        return tuple(items)
     divisible: list[Divisible] = []
-    for item, largest in zip(items, most, strict=True):
-        numbers = range(1, largest + 1)
+    for item in items:
+        numbers = range(1, Divisible(item.units).most_shards(limits) + 1)
         held = frozenset(
             number for number in numbers if all(pool.held(part.content) for part in cut_into(item, number))
         )

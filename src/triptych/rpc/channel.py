@@ -19,8 +19,10 @@ _POLL_S = 5.0
 class _Connection:
     channel: grpc.aio.Channel
     calls: Multiplexer
+    """For calls that share a stream."""
     material: TlsMaterial | None
     stub: Any
+    """For calls of their own."""
 
     async def close(self) -> None:
         await self.calls.close()
@@ -61,16 +63,8 @@ class Channel:
         await self._current.close()
 
     @property
-    def _calls(self) -> Multiplexer:
-        """Stub for calls that share a stream."""
-        return self._connection().calls
-
-    @property
-    def _stub(self) -> Any:
-        """Stub for calls of their own."""
-        return self._connection().stub
-
     def _connection(self) -> _Connection:
+        """The connection for a new call."""
         if self._tls is not None and not self._closed and self._tls.current is not self._current.material:
             self._old.spawn(_finish(self._current), name=self._target)
             self._current = self._open()

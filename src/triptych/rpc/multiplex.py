@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import aclosing
 from typing import TypeAlias, TypeVar
 
 import grpc
@@ -43,17 +44,25 @@ class Multiplexer:
         self._stream: _Stream | None = None
         self._closed = False
 
-    def stream(
+    async def stream(
         self, method: str, request: bytes, read: Callable[[bytes], T], *, timeout_s: float, metadata: Pairs
     ) -> AsyncGenerator[T]:
         """Answers of a method (``/package.Service/Method``); closing the generator cancels the call.
 
         A large request gets a call of its own, as it would delay the others.
         """
-        if len(request) <= MAX_CALL_NBYTES:
-            return self._answers(method, request, read, timeout_s, metadata)
-        alone: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(method)
-        return calls.stream(alone(request, timeout=timeout_s, metadata=metadata), read)
+        if len(request) > MAX_CALL_NBYTES:
+            alone: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(method)
+            async with aclosing(calls.stream(alone(request, timeout=timeout_s, metadata=metadata), read)) as answers:
+                async for answer in answers:
+                    yield answer
+            return
+        call = self._start(method, request, timeout_s, metadata)
+        try:
+            while (message := await call.next()) is not None:
+                yield read(message)
+        finally:
+            call.close()
 
     async def unary(
         self, method: str, request: bytes, read: Callable[[bytes], T], *, timeout_s: float, metadata: Pairs
@@ -80,16 +89,6 @@ class Multiplexer:
         """Running calls fail."""
         self._closed = True
         await self._scope.close()
-
-    async def _answers(
-        self, method: str, request: bytes, read: Callable[[bytes], T], timeout_s: float, metadata: Pairs
-    ) -> AsyncGenerator[T]:
-        call = self._start(method, request, timeout_s, metadata)
-        try:
-            while (message := await call.next()) is not None:
-                yield read(message)
-        finally:
-            call.close()
 
     def _start(self, method: str, request: bytes, timeout_s: float, metadata: Pairs) -> "_Call":
         if self._closed:

@@ -195,7 +195,7 @@ class Routers:
 
     async def chat(self, request: ChatRequest) -> AsyncGenerator[Sequence[ChatEvent]]:
         """Raises what a router raises, ModelNotFound, or Unavailable while no router could be asked."""
-        answer = AnswerSoFar(replace(request, sampling=request.sampling.seeded(self._rng)))
+        answer = AnswerSoFar(request, request.sampling.seeded(self._rng))
 
         def send(client: RouterClient, left_s: float) -> AsyncGenerator[Sequence[ChatEvent]]:
             return client.chat(answer.rest(left_s))
@@ -289,8 +289,9 @@ class Routers:
                     async for reply in answer:
                         if attempts.error is not None and job.begun:
                             self.continuations += 1
-                        attempts.progressed()
-                        job.begun = True
+                        if not attempts.has_output:
+                            attempts.progressed()
+                            job.begun = True
                         yield reply
                 if job.answer is None or job.answer.is_complete:
                     return

@@ -52,7 +52,7 @@ class RouterStub(Channel):
     """Whether the router goes on with answers that another router began, as far as it has said so with its models."""
 
     def chat(self, request: ChatRequest) -> AsyncGenerator[Sequence[ChatEvent]]:
-        return self._calls.stream(
+        return self._connection.calls.stream(
             "/triptych.v1.Router/Chat",
             router.chat_request_to_wire(request).SerializeToString(),
             _CHAT_EVENTS,
@@ -61,7 +61,7 @@ class RouterStub(Channel):
         )
 
     async def models(self) -> tuple[ModelInfo, ...]:
-        call = self._stub.Models(router_pb2.ModelsRequest(), timeout=limits.QUERY_TIMEOUT_S)
+        call = self._connection.stub.Models(router_pb2.ModelsRequest(), timeout=limits.QUERY_TIMEOUT_S)
         return await calls.unary(call, self._models_from_wire)
 
     def _models_from_wire(self, answer: router_pb2.ModelsResponse) -> tuple[ModelInfo, ...]:
@@ -72,11 +72,11 @@ class RouterStub(Channel):
         message = router_pb2.TokenizeRequest(
             chat=router.chat_request_to_wire(request), return_token_strs=return_token_strs
         )
-        call = self._stub.Tokenize(message, timeout=request.timeout_s, metadata=outgoing(request.request_id))
+        call = self._connection.stub.Tokenize(message, timeout=request.timeout_s, metadata=outgoing(request.request_id))
         return await calls.unary(call, router.TOKENIZED.from_wire)
 
     def resolve(self, request: ResolveRequest) -> AsyncGenerator[tuple[ResolvedItem, ...]]:
-        return self._calls.stream(
+        return self._connection.calls.stream(
             "/triptych.v1.Router/Resolve",
             router.resolve_request_to_wire(request).SerializeToString(),
             _RESOLVED,
@@ -86,11 +86,11 @@ class RouterStub(Channel):
 
     async def timeline(self, request_id: str) -> Timeline:
         message = router_pb2.TimelineRequest(request_id=request_id)
-        call = self._stub.GetTimeline(message, timeout=limits.QUERY_TIMEOUT_S, metadata=outgoing())
+        call = self._connection.stub.GetTimeline(message, timeout=limits.QUERY_TIMEOUT_S, metadata=outgoing())
         return await calls.unary(call, router.TIMELINE.from_wire)
 
     async def readiness(self) -> Readiness:
-        call = self._stub.Readiness(router_pb2.ReadinessRequest(), timeout=limits.QUERY_TIMEOUT_S)
+        call = self._connection.stub.Readiness(router_pb2.ReadinessRequest(), timeout=limits.QUERY_TIMEOUT_S)
         return await calls.unary(call, router.READINESS.from_wire)
 
 
@@ -101,15 +101,15 @@ class InstanceStub(Channel):
     stub_class = instance_pb2_grpc.InstanceStub
 
     async def describe(self) -> InstanceInfo:
-        call = self._stub.Describe(instance_pb2.DescribeRequest(), timeout=limits.DESCRIBE_TIMEOUT_S)
+        call = self._connection.stub.Describe(instance_pb2.DescribeRequest(), timeout=limits.DESCRIBE_TIMEOUT_S)
         return await calls.unary(call, instance.INSTANCE.from_wire)
 
     def watch_load(self) -> AsyncGenerator[InstanceLoad]:
-        call = self._stub.WatchLoad(instance_pb2.WatchLoadRequest(), timeout=limits.WATCH_TIMEOUT_S)
+        call = self._connection.stub.WatchLoad(instance_pb2.WatchLoadRequest(), timeout=limits.WATCH_TIMEOUT_S)
         return calls.stream(call, instance.LOAD.from_wire)
 
     async def encode(self, request: EncodeRequest) -> EncodeResult:
-        return await self._calls.unary(
+        return await self._connection.calls.unary(
             "/triptych.v1.Encoder/Encode",
             encoder.ENCODE_REQUEST.to_wire(request).SerializeToString(),
             _ENCODED,
@@ -118,7 +118,7 @@ class InstanceStub(Channel):
         )
 
     async def lease(self, request: LeaseRequest) -> Ticket:
-        return await self._calls.unary(
+        return await self._connection.calls.unary(
             "/triptych.v1.Encoder/Lease",
             encoder.LEASE_REQUEST.to_wire(request).SerializeToString(),
             _LEASED,
@@ -127,7 +127,7 @@ class InstanceStub(Channel):
         )
 
     async def release(self, lease_ids: Sequence[LeaseId]) -> None:
-        await self._calls.unary(
+        await self._connection.calls.unary(
             "/triptych.v1.Encoder/Release",
             encoder_pb2.ReleaseRequest(lease_ids=lease_ids).SerializeToString(),
             _RELEASED,
@@ -136,7 +136,7 @@ class InstanceStub(Channel):
         )
 
     def generate(self, request: TextRequest) -> AsyncGenerator[Sequence[TextEvent]]:
-        return self._calls.stream(
+        return self._connection.calls.stream(
             "/triptych.v1.Text/Generate",
             text.TEXT_REQUEST.to_wire(request).SerializeToString(),
             _TEXT_EVENTS,
@@ -152,27 +152,27 @@ class PoolManagerStub(Channel):
     stub_class = pool_manager_pb2_grpc.PoolManagerStub
 
     def attend(self, reports: AsyncGenerator[MemberReport]) -> AsyncGenerator[Order]:
-        call = self._stub.Attend(_reports_to_wire(reports), timeout=limits.WATCH_TIMEOUT_S)
+        call = self._connection.stub.Attend(_reports_to_wire(reports), timeout=limits.WATCH_TIMEOUT_S)
         return calls.stream(call, pool_manager.ORDER.from_wire)
 
     def watch(self, watch: Watch) -> AsyncGenerator[MembershipDelta]:
-        call = self._stub.Watch(pool_manager.WATCH.to_wire(watch), timeout=limits.WATCH_TIMEOUT_S)
+        call = self._connection.stub.Watch(pool_manager.WATCH.to_wire(watch), timeout=limits.WATCH_TIMEOUT_S)
         return calls.stream(call, pool_manager.delta_from_wire)
 
     async def status(self) -> ManagerStatus:
-        call = self._stub.Status(pool_manager_pb2.StatusRequest(), timeout=limits.QUERY_TIMEOUT_S)
+        call = self._connection.stub.Status(pool_manager_pb2.StatusRequest(), timeout=limits.QUERY_TIMEOUT_S)
         return await calls.unary(call, pool_manager.STATUS.from_wire)
 
     async def drain_instance(self, instance_id: str, *, force: bool) -> None:
         message = pool_manager_pb2.DrainRequest(instance_id=instance_id, force=force)
-        await calls.unary(self._stub.Drain(message, timeout=limits.QUERY_TIMEOUT_S), lambda _: None)
+        await calls.unary(self._connection.stub.Drain(message, timeout=limits.QUERY_TIMEOUT_S), lambda _: None)
 
     async def switch_instance(self, instance_id: str, role: Role, *, force: bool) -> None:
         message = pool_manager.switch_to_wire(instance_id, role, force=force)
-        await calls.unary(self._stub.Switch(message, timeout=limits.QUERY_TIMEOUT_S), lambda _: None)
+        await calls.unary(self._connection.stub.Switch(message, timeout=limits.QUERY_TIMEOUT_S), lambda _: None)
 
     async def set_size(self, order: ManualSize) -> None:
-        call = self._stub.SetSize(pool_manager.MANUAL_SIZE.to_wire(order), timeout=limits.QUERY_TIMEOUT_S)
+        call = self._connection.stub.SetSize(pool_manager.MANUAL_SIZE.to_wire(order), timeout=limits.QUERY_TIMEOUT_S)
         await calls.unary(call, lambda _: None)
 
 
@@ -196,13 +196,13 @@ class ScalerStub(Channel):
         self._timeout_s = timeout_s
 
     async def scale(self, pool: PoolName, size: int, token: int) -> None:
-        await self._call(self._stub.Scale, scaler.scale_to_wire(pool, size, token), lambda _: None)
+        await self._call(self._connection.stub.Scale, scaler.scale_to_wire(pool, size, token), lambda _: None)
 
     async def remove(self, pool: PoolName, instance: str, token: int) -> None:
-        await self._call(self._stub.Remove, scaler.remove_to_wire(pool, instance, token), lambda _: None)
+        await self._call(self._connection.stub.Remove, scaler.remove_to_wire(pool, instance, token), lambda _: None)
 
     async def pools(self) -> tuple[ScaledPool, ...]:
-        return await self._call(self._stub.Pools, scaler_pb2.PoolsRequest(), scaler.pools_from_wire)
+        return await self._call(self._connection.stub.Pools, scaler_pb2.PoolsRequest(), scaler.pools_from_wire)
 
     async def _call(self, method: Any, message: object, convert: Callable[[Any], T]) -> T:
         try:

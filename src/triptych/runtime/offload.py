@@ -35,23 +35,20 @@ class Stop:
     def __init__(self) -> None:
         self._lock = Lock()
         self._calls: list[Callable[[], object]] = []
-        self._stopped = False
-
-    @property
-    def stopped(self) -> bool:
-        return self._stopped
+        self.stopped = False
+        """For reading."""
 
     def stop(self) -> None:
         """The registered calls are short, so this may run on an event loop."""
         with self._lock:
-            self._stopped = True
+            self.stopped = True
             while self._calls:
                 self._calls.pop()()
 
     @contextmanager
     def on_stop(self, call: Callable[[], object]) -> Iterator[None]:
         with self._lock:
-            if self._stopped:
+            if self.stopped:
                 call()
             else:
                 self._calls.append(call)

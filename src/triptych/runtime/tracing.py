@@ -4,7 +4,7 @@ Without the extra ``telemetry`` or an endpoint no span is created: ``current()``
 task's context holds its current span, and the tasks it starts inherit it.
 """
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from time import time_ns
@@ -101,9 +101,8 @@ class _NotSampled(Span):
 _current: ContextVar[Span | None] = ContextVar("span", default=None)
 
 
-def current() -> Span | None:
-    """The current span, if any, recorded or not."""
-    return _current.get()
+current: Callable[[], Span | None] = _current.get
+"""The current span, if any, recorded or not."""
 
 
 def recording() -> Span | None:

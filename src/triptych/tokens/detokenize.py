@@ -10,7 +10,9 @@ from triptych.tokens.tokenizer import BYTE_TOKEN, Tokenizer
 
 _REPLACEMENT = "\ufffd"
 _CONTEXT_TOKENS = 8
-"""Context tokens with which the next one is decoded. Decoders look back one token; UTF-8 up to four bytes."""
+"""Context tokens with which the next one is decoded, at least. Decoders look back one token; UTF-8 up to four bytes."""
+_MOST_CONTEXT_TOKENS = 2 * _CONTEXT_TOKENS
+"""The text of the context is known from the token before, until the context has this many and is cut."""
 
 
 class IncrementalDetokenizer:
@@ -26,6 +28,8 @@ class IncrementalDetokenizer:
         self._special = tokenizer.special_ids
         self._byte_fallback = tokenizer.byte_fallback
         self._context: list[int] = []
+        self._context_text: str | None = ""
+        """The settled text of the context; None if it has not been decoded."""
         self._pending_bytes = b""
 
     def feed(self, token_ids: Sequence[int]) -> str:
@@ -40,7 +44,7 @@ class IncrementalDetokenizer:
         """The rest at the end of the answer: U+FFFD for an incomplete character."""
         whole = self._tokenizer.decode(self._context)
         text = self._flush_bytes() + whole[len(self._settled(whole)) :]
-        self._context.clear()
+        self._context, self._context_text = [], ""
         return text
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -52,13 +56,16 @@ class IncrementalDetokenizer:
         if token is None:  # decoding skips ids that are not in the vocabulary
             return ""
         if self._byte_fallback and (match := BYTE_TOKEN.fullmatch(token)):
-            self._context = [*self._context, token_id][-_CONTEXT_TOKENS:]
+            self._context, self._context_text = [*self._context, token_id][-_CONTEXT_TOKENS:], None
             return self._feed_byte(bytes.fromhex(match[1]))
         text = self._flush_bytes() if self._pending_bytes else ""
-        before = self._settled(self._tokenizer.decode(self._context))
-        context = [*self._context, token_id]
-        after = self._settled(self._tokenizer.decode(context))
-        self._context = context[-_CONTEXT_TOKENS:]
+        if len(self._context) >= _MOST_CONTEXT_TOKENS:
+            self._context, self._context_text = self._context[-_CONTEXT_TOKENS:], None
+        before = self._context_text
+        if before is None:
+            before = self._settled(self._tokenizer.decode(self._context))
+        self._context.append(token_id)
+        self._context_text = after = self._settled(self._tokenizer.decode(self._context))
         return text + after[len(before) :]
 
     def _feed_byte(self, byte: bytes) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from triptych.domain.embedding import GENERATION_NBYTES, LeaseId, Tensor, TensorSpec, Ticket
-from triptych.domain.encoding import EncodeRequest, LeaseRequest
+from triptych.domain.encoding import LeaseRequest
 from triptych.errors import EngineFailure, InternalError, InvalidRequest
 from triptych.machine.arena import arena_events
 from triptych.machine.arena.arena import ArenaMachine
@@ -107,7 +107,7 @@ class ArenaStore:
         *,
         router_lease: LeaseId | None = None,
     ) -> Ticket:
-        """Grant or extend one reader's lease, and the router's with it if there is one. Raises LeaseLost if the embedding (of that
+        """Grant or extend one reader's lease, and the router's with it if there is one: both or none. Returns the reader's ticket. Raises LeaseLost if the embedding (of that
         generation) is gone or a lease was released, InvalidRequest if an id belongs to another embedding, Overloaded.
         """
         match self._handle(arena_events.GrantLease(key, lease_id, lease_s, generation, router_lease)):
@@ -117,10 +117,6 @@ class ArenaStore:
                 raise error
             case _:
                 raise InternalError("a lease was neither granted nor refused")
-
-    def grant_pair(self, key: bytes, request: EncodeRequest) -> Ticket:
-        """Grant both leases of a request, or none. Returns the reader's ticket. Raises like ``grant``."""
-        return self.grant(key, request.reader_lease, request.lease_s, router_lease=request.router_lease)
 
     def lease(self, request: LeaseRequest) -> Ticket:
         """``Encoder.lease``. Also while draining, as issued tickets may still be used."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 
-from triptych.domain.embedding import LeaseId, Ticket
+from triptych.domain.embedding import Ticket
 from triptych.domain.instance import TransportOffer
 from triptych.errors import LeaseLost, TransferFailed
 from triptych.policy.transport import MEMORY
@@ -45,7 +45,7 @@ class MemoryTransport:
         self.network = network
         self.arena = arena
         self._host = host
-        self._check = check
+        self.may_read = check
         self.closed = False
         network.join(self)
 
@@ -63,9 +63,6 @@ class MemoryTransport:
         if holder.arena.read(0, PROBE_NBYTES) != offer.metadata:
             raise TransferFailed("the holder's memory does not start with its probe")
         return MemoryPeer(self, offer.metadata)
-
-    def may_read(self, lease_id: LeaseId, offset: int, nbytes: int) -> bool:
-        return self._check(lease_id, offset, nbytes)
 
     def quarantined(self) -> tuple[tuple[int, int], ...]:
         """Always empty: a copy cannot be interrupted."""

@@ -47,15 +47,12 @@ class Releases:
         try:
             while lease_ids := self._pending[holder]:
                 self._pending[holder] = []
-                await self._release(holder, lease_ids)
+                try:
+                    async with asyncio.timeout(self._timeout_s):
+                        await self._peers.release(holder, lease_ids)
+                except (TriptychError, TimeoutError) as error:
+                    logger.info("%d leases could not be released and will expire: %s", len(lease_ids), error)
         finally:
             del self._pending[holder]
             if not self._pending:
                 self._all_released.set()
-
-    async def _release(self, holder: HolderRef, lease_ids: list[LeaseId]) -> None:
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                await self._peers.release(holder, lease_ids)
-        except (TriptychError, TimeoutError) as error:
-            logger.info("%d leases could not be released and will expire: %s", len(lease_ids), error)

@@ -37,9 +37,9 @@ def seal(arena: Arena, offset: int, generation: int, tensors: Sequence[Tensor]) 
     at = start
     for tensor, tensor_offset in zip(tensors, tensor_offsets(specs), strict=True):
         begin = start + tensor_offset
-        gap = bytes(begin - at)
-        parts = (gap, tensor.data.cast("B")) if tensor.spec.nbytes else (gap,)
-        for part in parts:
+        for part in (bytes(begin - at), tensor.data.cast("B") if tensor.spec.nbytes else b""):
+            if not part:
+                continue
             arena.write(at, part)
             checksum.update(part)
             at += len(part)
@@ -69,11 +69,10 @@ def check_ticket(ticket: Ticket) -> None:
 
 
 def verify(arena: Arena, offset: int, ticket: Ticket) -> None:
-    """Check that the slot pulled to ``offset`` is the one that the ticket names.
+    """Check that the slot pulled to ``offset`` is the one that the ticket names, which has passed ``check_ticket``.
 
     Raises LeaseLost when the slot had been reused, TransferFailed when the bytes are damaged.
     """
-    check_ticket(ticket)
     nbytes = ticket.slot_nbytes
     if not arena.holds(offset, nbytes):
         raise TransferFailed(f"a slot of {nbytes} bytes at {offset} is not inside the arena")

@@ -258,32 +258,41 @@ def checker(descriptor: Any, path: str = "") -> Check:
 
     It is compiled for speed, as every request passes it: one expression that is false for a valid message.
     """
-    path = "" if descriptor.name in _OWN_WORDS else path
     names: dict[str, Any] = {}
-    tests = []
-    for field in descriptor.fields:
-        name, bound, read = field.name, bound_of(field), f"m.{field.name}"
-        shown = _API_NAMES.get(name, name) if descriptor.name == "SamplingParams" else name
-        test = ""
-        if bound is not None:
-            names[f"hold_{name}"] = _holder(f"{path}{shown}", bound)
-            test = _test(field, bound, read)
-        if field.message_type is not None and not field.message_type.GetOptions().map_entry:
-            names[f"check_{name}"] = checker(field.message_type, f"{path}{shown}.")
-            each = f"any(map(check_{name}, {read}))" if field.is_repeated else f"check_{name}({read})"
-            test = f"{read} and ({test} or {each})" if field.is_repeated else each
-        if test:
-            tests.append(f"m.HasField({name!r}) and ({test})" if field.has_presence else test)
-    if descriptor.name in _TOGETHER:
-        names["together"] = _TOGETHER[descriptor.name]
-        tests.append("together(m)")
-    check: Check = compiled(f"lambda m: {' or '.join(f'({test})' for test in tests) or None}", names)
+    check: Check = compiled(f"lambda m: {_wrong(descriptor, path, 'm', names)}", names)
     return check
 
 
-def _test(field: Any, bound: Bound, read: str) -> str:
-    """Simple comparisons are inlined; a failing value, and any other bound, calls the bound itself."""
-    hold = f"hold_{field.name}({read})"
+def _wrong(descriptor: Any, path: str, message: str, names: dict[str, Any]) -> str:
+    """An expression that is false for a valid message in this variable. ``names`` gets what it refers to."""
+    path = "" if descriptor.name in _OWN_WORDS else path
+    tests = []
+    for field in descriptor.fields:
+        name, bound, read, own = field.name, bound_of(field), f"{message}.{field.name}", f"{message}_{field.name}"
+        shown = _API_NAMES.get(name, name) if descriptor.name == "SamplingParams" else name
+        test = ""
+        if bound is not None:
+            names[f"hold_{own}"] = _holder(f"{path}{shown}", bound)
+            test = _test(field, bound, read, f"hold_{own}")
+        if field.message_type is not None and not field.message_type.GetOptions().map_entry:
+            if field.is_repeated:
+                names[f"check_{own}"] = checker(field.message_type, f"{path}{shown}.")
+                test = f"{read} and ({test} or any(map(check_{own}, {read})))"
+            else:
+                test = (
+                    f"({own} := {read}) is not None and ({_wrong(field.message_type, f'{path}{shown}.', own, names)})"
+                )
+        if test:
+            tests.append(f"{message}.HasField({name!r}) and ({test})" if field.has_presence else test)
+    if descriptor.name in _TOGETHER:
+        names[f"together_{message}"] = _TOGETHER[descriptor.name]
+        tests.append(f"together_{message}({message})")
+    return " or ".join(f"({test})" for test in tests) or "None"
+
+
+def _test(field: Any, bound: Bound, read: str, holder: str) -> str:
+    """Simple comparisons are inlined; a failing value, and any other bound, calls the bound itself by the name ``holder``."""
+    hold = f"{holder}({read})"
     is_map = field.message_type is not None and field.message_type.GetOptions().map_entry
     match bound:
         case Anything():
@@ -297,11 +306,14 @@ def _test(field: Any, bound: Bound, read: str) -> str:
         case Many(high, Pair(Size(most, least), Size(longest, shortest))) if is_map:
             within = f"{least} <= len(k) <= {most} and {shortest} <= len(v) <= {longest}"
             test = f"{read} and not (len({read}) <= {high} and all({within} for k, v in {read}.items()))"
-            hold = f"hold_{field.name}({read}.items())"
+            hold = f"{holder}({read}.items())"
         case Many() if is_map:
-            test, hold = read, f"hold_{field.name}({read}.items())"
+            test, hold = read, f"{holder}({read}.items())"
         case Many(high, Between(low, most, above)) if field.message_type is None:
             within = f"{low} {'<' if above else '<='} min({read}) and max({read}) <= {most}"
+            test = f"{read} and not (len({read}) <= {high} and {within})"
+        case Many(high, Size(most, low)) if field.message_type is None:
+            within = f"{low} <= min(map(len, {read})) and max(map(len, {read})) <= {most}"
             test = f"{read} and not (len({read}) <= {high} and {within})"
         case Many(each=each) if each is not None and field.message_type is None:
             test = read

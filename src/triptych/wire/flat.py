@@ -10,12 +10,12 @@ The field's type in the dataclass determines the conversion:
     anything else                     functions given as ``special``
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from functools import partial
 from types import NoneType, UnionType
-from typing import Any, Generic, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any, Generic, NamedTuple, NoReturn, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from google.protobuf.descriptor import FieldDescriptor as Field
 from google.protobuf.message import Message
@@ -60,8 +60,18 @@ class EnumPair:
         return cls(to_wire, _FromWire(shown, {number: member for member, number in to_wire.items()}))
 
 
+class _FieldPair(NamedTuple):
+    """A field of both, as two functions from the name of a variable to an expression."""
+
+    name: str
+    to_wire: Callable[[str], str]
+    from_wire: Callable[[str], str]
+    is_rare: bool = False
+    """A repeated field of messages, which is usually empty."""
+
+
 class Pair(Generic[DomainT, MessageT]):
-    """A dataclass and its message, with the conversion both ways.
+    """A dataclass and its message, with the conversion both ways, each one expression with those of nested pairs.
 
     ``special`` maps a field to two functions: from the dataclass to the message field's value, and from the message to
     the dataclass field's value; those of a tuple are not called when it is empty. ``given`` names fields that are not
@@ -81,35 +91,63 @@ class Pair(Generic[DomainT, MessageT]):
     ) -> None:
         """Raises TypeError if the two differ in fields or their types."""
         self.domain, self.message = domain, message
-        self._names: dict[str, Any] = {"D": domain, "M": message}
         self._nested = {pair.domain: pair for pair in nested}
         self._special = special or {}
+        self._check = check
+        self._of = domain.__name__
+        """Begins the names that its expressions use, as nested ones share the names of the whole."""
+        self.names: dict[str, Any] = {f"D_{self._of}": domain, f"M_{self._of}": message, f"check_{self._of}": check}
+        """What ``written`` and ``read`` refer to."""
+        for pair in nested:
+            self._use(pair.names)
         kinds = get_type_hints(domain)
         names = [field.name for field in fields(cast(Any, domain))]
         if differ := set(names) ^ {*given, *message.DESCRIPTOR.fields_by_name}:
             raise TypeError(f"{domain.__name__} and its message differ in {sorted(differ)}")
-        wire, back_fields = [], []
+        self._fields: dict[str, _FieldPair] = {}
         for name in names:
-            if name in given:
-                back_fields.append(name)
-                continue
-            to, back = self._field(name, kinds[name])
-            wire.append(f"{name}={to}")
-            back_fields.append(back)
-        self.to_wire: Callable[[DomainT], MessageT] = compiled(f"lambda v: {_made(wire)}", self._names)
+            if name not in given:
+                field = self._special_field if name in self._special else self._field
+                self._fields[name] = field(name, kinds[name])
+        self._in_order = names
+        self.to_wire: Callable[[DomainT], MessageT] = compiled(f"lambda v: {self.written('v')}", self.names)
         self.from_wire: Callable[..., DomainT] = compiled(
-            f"lambda {', '.join(('m', *given))}: D({', '.join(back_fields)})", self._names
+            f"lambda {', '.join(('m', *given))}: {self.read('m')}", self.names
         )
-        if check is not None:
-            self.from_wire = partial(_checked, check, self.from_wire)
 
-    def _field(self, name: str, kind: Any) -> tuple[str, str]:
-        """Two expressions: the message field from ``v``, and the dataclass field from ``m``."""
-        if name in self._special:
-            self._names[f"to_{name}"], self._names[f"from_{name}"] = self._special[name]
-            if get_origin(kind) is tuple:  # usually empty
-                return f"to_{name}(v) if v.{name} else None", f"from_{name}(m) if m.{name} else ()"
-            return f"to_{name}(v)", f"from_{name}(m)"
+    def written(self, value: str) -> str:
+        """An expression: the message of the dataclass in this variable."""
+        made = [f"{field.name}={field.to_wire(value)}" for field in self._fields.values()]
+        rare = [field for field in self._fields.values() if field.is_rare]
+        if len(rare) != 1:
+            return f"M_{self._of}({', '.join(made)})"
+        # It is cheaper not to pass it.
+        without = [f"{field.name}={field.to_wire(value)}" for field in self._fields.values() if not field.is_rare]
+        whole, usual = (f"M_{self._of}({', '.join(arguments)})" for arguments in (made, without))
+        return f"({whole} if {value}.{rare[0].name} else {usual})"
+
+    def read(self, message: str) -> str:
+        """An expression: the dataclass of the message in this variable."""
+        made = [self._fields[name].from_wire(message) if name in self._fields else name for name in self._in_order]
+        checked = "" if self._check is None else f"check_{self._of}({message}) or "
+        return f"({checked}D_{self._of}({', '.join(made)}))"
+
+    def _use(self, names: Mapping[str, Any]) -> None:
+        """Make names known to the expressions. Raises TypeError if one has another meaning already."""
+        for name, value in names.items():
+            if self.names.setdefault(name, value) is not value:
+                raise TypeError(f"{self._of}: two different {name} are nested")
+
+    def _special_field(self, name: str, kind: Any) -> _FieldPair:
+        to, back = f"to_{self._of}_{name}", f"from_{self._of}_{name}"
+        self._use(dict(zip((to, back), self._special[name], strict=True)))
+        if get_origin(kind) is tuple:  # usually empty
+            return _FieldPair(
+                name, lambda v: f"{to}({v}) if {v}.{name} else None", lambda m: f"{back}({m}) if {m}.{name} else ()"
+            )
+        return _FieldPair(name, lambda v: f"{to}({v})", lambda m: f"{back}({m})")
+
+    def _field(self, name: str, kind: Any) -> _FieldPair:
         field = self.message.DESCRIPTOR.fields_by_name[name]
         optional = False
         if isinstance(kind, UnionType) and NoneType in get_args(kind):
@@ -120,20 +158,36 @@ class Pair(Generic[DomainT, MessageT]):
         may_lack = field.has_presence and (optional or field.message_type is None)
         if field.is_repeated != repeated or optional != may_lack:
             raise TypeError(f"{self.domain.__name__}.{name} is repeated or optional on one side only")
-        to, back = self._value(name, kind)
+        to_wire, from_wire = self._value(name, kind)
+        each = f"{self._of}_{name}"
+        if repeated and kind not in _SCALARS:
+            return _FieldPair(
+                name,
+                lambda v: f"{v}.{name} and [{to_wire(each)} for {each} in {v}.{name}]",
+                lambda m: f"tuple([{from_wire(each)} for {each} in {m}.{name}]) if {m}.{name} else ()",
+                is_rare=True,
+            )
+        has = f"HasField({name!r})"
+        if field.message_type is not None:  # the variable is bound where it is tested
+            known = f"{{m}}.{has} and " if optional else ""
+            return _FieldPair(
+                name,
+                lambda v: f"({to_wire(each)} if ({each} := {v}.{name}) is not None else None)",
+                lambda m: f"({from_wire(each)} if {known.format(m=m)}({each} := {m}.{name}) is not None else None)",
+            )
         if repeated:
-            if kind in _SCALARS:
-                return f"v.{name}", f"tuple(m.{name})"
-            to_wire, from_wire = f"[{to('x')} for x in v.{name}]", f"tuple([{back('x')} for x in m.{name}])"
-            return f"v.{name} and {to_wire}", f"{from_wire} if m.{name} else ()"
-        to_wire, from_wire = to(f"v.{name}"), back(f"m.{name}")
-        if optional:
-            to_wire = to_wire if kind in _SCALARS else f"None if v.{name} is None else {to_wire}"
-            from_wire = f"{from_wire} if m.HasField({name!r}) else None"
-        return to_wire, from_wire
+            return _FieldPair(name, lambda v: f"{v}.{name}", lambda m: f"tuple({m}.{name})")
+        if not optional:
+            return _FieldPair(name, lambda v: to_wire(f"{v}.{name}"), lambda m: from_wire(f"{m}.{name}"))
+        none = "" if kind in _SCALARS else "None if {v}.{name} is None else "
+        return _FieldPair(
+            name,
+            lambda v: none.format(v=v, name=name) + to_wire(f"{v}.{name}"),
+            lambda m: f"{from_wire(f'{m}.{name}')} if {m}.{has} else None",
+        )
 
     def _value(self, name: str, kind: Any) -> tuple[Callable[[str], str], Callable[[str], str]]:
-        """Conversions of one value each way: functions from an expression to an expression."""
+        """Conversions of one value each way: functions from the name of a variable to an expression."""
         field = self.message.DESCRIPTOR.fields_by_name[name]
         if kind in _SCALARS:
             if _scalar(field.cpp_type, field.type) is not kind:
@@ -141,56 +195,50 @@ class Pair(Generic[DomainT, MessageT]):
             return (lambda read: read), (lambda read: read)
         if isinstance(kind, type) and issubclass(kind, Enum) and field.enum_type is not None:
             pair = EnumPair.of(kind.__members__, field.enum_type)
-            self._names |= {f"to_{name}": pair.to_wire, f"from_{name}": pair.from_wire}
-            return (lambda read: f"to_{name}[{read}]"), (lambda read: f"from_{name}[{read}]")
+            to, back = f"to_{self._of}_{name}", f"from_{self._of}_{name}"
+            self._use({to: pair.to_wire, back: pair.from_wire})
+            return (lambda read: f"{to}[{read}]"), (lambda read: f"{back}[{read}]")
         if is_dataclass(kind) and kind in self._nested:
             nested = self._nested[cast(type, kind)]
             if field.message_type is not nested.message.DESCRIPTOR:
                 raise TypeError(f"{self.domain.__name__}.{name} has another message type on the wire")
-            self._names |= {f"to_{name}": nested.to_wire, f"from_{name}": nested.from_wire}
-            return (lambda read: f"to_{name}({read})"), (lambda read: f"from_{name}({read})")
+            return nested.written, nested.read
         raise TypeError(f"{self.domain.__name__}.{name}: no conversion for {kind}")
 
 
 class Variants:
-    """A ``oneof``: each of its fields maps to a dataclass."""
+    """A ``oneof``: each of its fields maps to a dataclass. Each way is one expression, which tries one after the other."""
 
     def __init__(self, message: type[Message], oneof: str, variants: Mapping[str, Pair[Any, Any]]) -> None:
-        readers = {name: pair.from_wire for name, pair in variants.items()}
-        writers = {
-            pair.domain: compiled(f"lambda v: M({name}=to_wire(v))", {"M": message, "to_wire": pair.to_wire})
-            for name, pair in variants.items()
-        }
-
-        def to_wire(value: object) -> Any:
-            return writers[type(value)](value)
-
-        def from_wire(message: Message) -> Any:
-            case = message.WhichOneof(oneof)
-            if case is None:
-                raise errors.InternalError(f"a peer sent an unknown {oneof}")
-            return readers[case](getattr(message, case))
-
-        self.to_wire = to_wire
-        self.from_wire = from_wire
+        names: dict[str, Any] = {"M": message, "none": partial(_none, oneof), "unknown": partial(_unknown, oneof)}
+        to_wire, from_wire = "none(v)", "unknown(v)"
+        for name, pair in reversed(list(variants.items())):
+            names |= pair.names
+            to_wire = f"M({name}={pair.written('v')}) if kind is D_{pair.domain.__name__} else {to_wire}"
+            from_wire = f"{pair.read('m')} if case == {name!r} and (m := v.{name}) is not None else {from_wire}"
+        self._names = names
+        # Each binds what its expression tests.
+        self._to_wire = f"({to_wire}) if (kind := type(v)) is not None else none(v)"
+        self._from_wire = f"({from_wire}) if (case := v.WhichOneof({oneof!r})) is not None else unknown(v)"
+        self.to_wire: Callable[[object], Any] = compiled(f"lambda v: {self._to_wire}", names)
+        self.from_wire: Callable[[Any], Any] = compiled(f"lambda v: {self._from_wire}", names)
         """Raises InternalError for an unknown variant."""
 
+    def several(
+        self, message: type[MessageT], field: str
+    ) -> tuple[Callable[[Iterable[Any]], MessageT], Callable[[MessageT], tuple[Any, ...]]]:
+        """The conversions between several variants and a message with this repeated field of them."""
+        names = self._names | {"C": message}
+        to_wire = compiled(f"lambda several: C({field}=[{self._to_wire} for v in several])", names)
+        return to_wire, compiled(f"lambda whole: tuple([{self._from_wire} for v in whole.{field}])", names)
 
-def _checked(
-    check: Callable[[MessageT], None], read: Callable[..., DomainT], message: MessageT, *given: Any
-) -> DomainT:
-    check(message)
-    return read(message, *given)
+
+def _none(oneof: str, value: object) -> NoReturn:
+    raise TypeError(f"{type(value).__name__} is no {oneof}")
 
 
-def _made(arguments: list[str]) -> str:
-    """A call of ``M``. A repeated field that is usually empty is cheaper when not passed."""
-    rare = [argument for argument in arguments if " and [" in argument]
-    if len(rare) != 1:
-        return f"M({', '.join(arguments)})"
-    without = [argument for argument in arguments if argument not in rare]
-    name = rare[0].partition("=")[0]
-    return f"M({', '.join(arguments)}) if v.{name} else M({', '.join(without)})"
+def _unknown(oneof: str, message: Message) -> NoReturn:
+    raise errors.InternalError(f"a peer sent an unknown {oneof} in {type(message).__name__}")
 
 
 def _scalar(cpp_type: int, wire_type: int) -> type:

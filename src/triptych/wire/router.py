@@ -15,7 +15,7 @@ from triptych.domain.chat import (
     ToolCall,
     ToolChoice,
 )
-from triptych.domain.generation import ChatEvent, ChatFinished, ChoiceFinished, ToolCallMade, Usage
+from triptych.domain.generation import ChatFinished, ChoiceFinished, ToolCallMade, Usage
 from triptych.domain.media import Modality
 from triptych.domain.resolving import ResolvedItem, ResolveRequest
 from triptych.domain.tenant import Tenant
@@ -87,14 +87,16 @@ def _message_from_wire(message: router_pb2.Message) -> Message:
 _ANY_TOOL = ToolChoice()
 
 
-def _tool_choice_to_wire(choice: ToolChoice) -> router_pb2.ToolChoice | None:
+def _tool_choice_to_wire(request: ChatRequest) -> router_pb2.ToolChoice | None:
+    choice = request.tool_choice
     if choice == _ANY_TOOL:
         return None
     return router_pb2.ToolChoice(required=choice.required, name=choice.name, one_call=not choice.parallel)
 
 
-def _tool_choice_from_wire(message: router_pb2.ToolChoice) -> ToolChoice:
-    return ToolChoice(message.required, message.name, not message.one_call)
+def _tool_choice_from_wire(message: router_pb2.ChatRequest) -> ToolChoice:
+    choice = message.tool_choice
+    return ToolChoice(choice.required, choice.name, not choice.one_call)
 
 
 _CHAT = Pair(
@@ -104,10 +106,7 @@ _CHAT = Pair(
     given=("timeout_s",),
     special={
         "messages": (lambda _: (), lambda message: tuple(map(_message_from_wire, message.messages))),
-        "tool_choice": (
-            lambda request: _tool_choice_to_wire(request.tool_choice),
-            lambda message: _tool_choice_from_wire(message.tool_choice),
-        ),
+        "tool_choice": (_tool_choice_to_wire, _tool_choice_from_wire),
     },
 )
 
@@ -124,14 +123,8 @@ def chat_request_from_wire(message: router_pb2.ChatRequest, timeout_s: float) ->
     return _CHAT.from_wire(message, timeout_s)
 
 
-def chat_events_to_wire(events: Sequence[ChatEvent]) -> router_pb2.ChatEvents:
-    return router_pb2.ChatEvents(events=map(_EVENT.to_wire, events))
-
-
-def chat_events_from_wire(message: router_pb2.ChatEvents) -> tuple[ChatEvent, ...]:
-    """Raises InternalError for an unknown event."""
-    return tuple(map(_EVENT.from_wire, message.events))
-
+chat_events_to_wire, chat_events_from_wire = _EVENT.several(router_pb2.ChatEvents, "events")
+"""The latter raises InternalError for an unknown event."""
 
 _RESOLVE = Pair(
     ResolveRequest,

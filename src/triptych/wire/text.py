@@ -1,7 +1,5 @@
 """Conversion of a text instance's requests and events."""
 
-from collections.abc import Sequence
-
 from triptych.domain.generation import (
     Finished,
     KvReport,
@@ -9,7 +7,6 @@ from triptych.domain.generation import (
     Placement,
     PullReport,
     Ready,
-    TextEvent,
     TextRequest,
 )
 from triptych.domain.kv_segment import KvPlacement, SealedSegment
@@ -51,11 +48,5 @@ _EVENT = Variants(
     },
 )
 
-
-def text_events_to_wire(events: Sequence[TextEvent]) -> text_pb2.TextEvents:
-    return text_pb2.TextEvents(events=map(_EVENT.to_wire, events))
-
-
-def text_events_from_wire(message: text_pb2.TextEvents) -> tuple[TextEvent, ...]:
-    """Raises InternalError for an unknown event."""
-    return tuple(map(_EVENT.from_wire, message.events))
+text_events_to_wire, text_events_from_wire = _EVENT.several(text_pb2.TextEvents, "events")
+"""The latter raises InternalError for an unknown event."""

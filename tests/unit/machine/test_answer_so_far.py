@@ -16,14 +16,19 @@ def request(choices: int = 3) -> ChatRequest:
     return ChatRequest("r", "demo", (), SamplingParams(n=choices, seed=1), 60.0)
 
 
+def begin(choices: int = 3) -> AnswerSoFar:
+    asked = request(choices)
+    return AnswerSoFar(asked, asked.sampling)
+
+
 def after(*events: ChatEvent, choices: int = 3) -> AnswerSoFar:
-    answer = AnswerSoFar(request(choices))
+    answer = begin(choices)
     assert answer.take(events) == events
     return answer
 
 
 def test_a_request_of_which_nothing_has_come_is_sent_as_it_was() -> None:
-    answer = AnswerSoFar(request())
+    answer = begin()
     assert not answer.begun
     sent = answer.rest(4.0)
     assert (sent.continued, sent.timeout_s, sent.sampling) == ((), 4.0, request().sampling)
@@ -65,4 +70,4 @@ def test_the_usage_is_that_of_the_whole_answer() -> None:
 )
 def test_a_choice_that_is_not_running_is_an_error(events: Sequence[ChatEvent]) -> None:
     with pytest.raises(InternalError, match="not running"):
-        AnswerSoFar(request()).take(events)
+        begin().take(events)

@@ -3,11 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triptych.policy.dispatching import LEAST_TOKENS, complete, prefix
-
-
-def test_a_complete_request_is_all_that_is_sent_by_default() -> None:
-    assert not complete(tokens=10**6, sent_tokens=0)
+from triptych.policy.dispatching import LEAST_TOKENS, prefix
 
 
 def test_a_beginning_is_sent_once_it_is_long_enough_and_twice_the_one_before() -> None:

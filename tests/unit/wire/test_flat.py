@@ -102,7 +102,7 @@ def test_variants_are_selected_by_class() -> None:
     variants = Variants(text_pb2.TextEvent, "event", {"chunk": CHUNK})
     chunk = TokenChunk((1, 2), "text", 3)
     assert variants.from_wire(variants.to_wire(chunk)) == chunk
-    with pytest.raises(KeyError):
+    with pytest.raises(TypeError):
         variants.to_wire(Shard(0, 1, 1))
     with pytest.raises(errors.InternalError):
         variants.from_wire(text_pb2.TextEvent())

@@ -5,7 +5,6 @@ the log has left behind, starts over with all that is published now.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
 
 from triptych.domain.embedding_hints import MAX_HINTS, EmbeddingHints, hint_of, hint_of_segment
 from triptych.domain.item_plan import Content
@@ -22,8 +21,8 @@ class PublishedContents:
         self.publishes = limit > 0
         self._hints: OrderedDict[bytes, bytes] = OrderedDict()
         """By key, those used longest ago first."""
-        self._encoding: dict[bytes, bool] = {}
-        """By hint: whether it is being encoded, else it is held."""
+        self.by_hint: dict[bytes, bool] = {}
+        """Whether it is being encoded, else it is held; for reading."""
         self._log: deque[bytes] = deque(maxlen=_LOG)
         """The hints that have changed."""
         self.changes = 0
@@ -49,14 +48,14 @@ class PublishedContents:
         hint = self._hints.get(key)
         if hint is None or not held:
             self.gone(key)
-        elif self._encoding.get(hint) is not False:
-            self._encoding[hint] = False
+        elif self.by_hint.get(hint) is not False:
+            self.by_hint[hint] = False
             self._changed(hint)
 
     def gone(self, key: bytes) -> None:
         """Note that it is not held."""
         hint = self._hints.pop(key, None)
-        if hint is not None and self._encoding.pop(hint, None) is not None:
+        if hint is not None and self.by_hint.pop(hint, None) is not None:
             self._changed(hint)
 
     def reader(self) -> "HintReader":
@@ -65,7 +64,7 @@ class PublishedContents:
 
     def _hold(self, key: bytes, hint: bytes) -> None:
         known = self._hints.get(key)
-        if known is None or self._encoding.get(known) is not False:
+        if known is None or self.by_hint.get(known) is not False:
             self._set(key, hint, encoding=False)
         else:
             self._hints.move_to_end(key)
@@ -75,7 +74,7 @@ class PublishedContents:
             return
         self._hints[key] = hint
         self._hints.move_to_end(key)
-        self._encoding[hint] = encoding
+        self.by_hint[hint] = encoding
         self._changed(hint)
         while len(self._hints) > self._limit:
             self.gone(next(iter(self._hints)))
@@ -97,14 +96,10 @@ class PublishedContents:
             return None
         return [self._log[-place] for place in range(behind, max(0, behind - most), -1)]
 
-    def states(self, hints: Iterable[bytes]) -> Iterator[tuple[bytes, bool | None]]:
-        """States, each once, with whether it is being encoded; None if it is not published any more."""
-        return ((hint, self._encoding.get(hint)) for hint in dict.fromkeys(hints))
-
     def validate(self) -> None:
         """Raise AssertionError where an invariant does not hold."""
         assert len(self._hints) <= self._limit, "more is published than the limit"
-        assert self._encoding.keys() <= set(self._hints.values()), "a hint without a key"
+        assert self.by_hint.keys() <= set(self._hints.values()), "a hint without a key"
 
 
 class HintReader:
@@ -130,12 +125,13 @@ class HintReader:
         if self._first is None or logged is None:
             self._sequence, self._change = 0, self._source.changes
             self._first, logged = self._source.all()[::-1], []
-        hinted = [self._first.pop() for _ in range(min(len(self._first), MAX_HINTS))]
+        hinted = self._first[-MAX_HINTS:][::-1]
+        del self._first[-MAX_HINTS:]
         logged = logged[: MAX_HINTS - len(hinted)]
         self._change += len(logged)
         hinted += logged
         self._sequence += 1
         hints: dict[bool | None, list[bytes]] = {False: [], True: [], None: []}
-        for hint, encoding in self._source.states(hinted):
-            hints[encoding].append(hint)
+        for hint in dict.fromkeys(hinted):
+            hints[self._source.by_hint.get(hint)].append(hint)
         return EmbeddingHints(self._sequence, tuple(hints[False]), tuple(hints[True]), tuple(hints[None]))

@@ -12,6 +12,7 @@ a share of entries, bytes and threads is reserved for images. An entry without w
 it waits; while a thread works on it, its memory is in use, so it is dropped when the thread is done.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from math import ceil
@@ -188,15 +189,13 @@ class BatchQueue:
         """When each entry became WAITING, in that order."""
         self.pending_tokens = 0
         """Of all entries; kept, as load is asked for often and many may wait."""
+        self.nbytes = 0
+        """Of all entries; kept likewise."""
         self._arrivals = 0
 
     @property
     def pending_items(self) -> int:
         return len(self._entries)
-
-    @property
-    def nbytes(self) -> int:
-        return sum(entry.nbytes for entry in self._entries.values())
 
     @property
     def waiting_since_s(self) -> float | None:
@@ -250,38 +249,34 @@ class BatchQueue:
         if event.nbytes > most:
             reason = f"the item takes {event.nbytes} bytes to prepare, the limit is {most}"
             return [RefuseCaller(event.key, fits=False, reason=reason)]
-        if (full := self._why_full(event.nbytes, event.modality, list(self._entries.values()))) is not None:
+        if (full := self._why_full(event.nbytes, event.modality)) is not None:
             return [RefuseCaller(event.key, fits=True, reason=full)]
         self._entries[event.key] = _Entry(event.tokens, event.nbytes, event.modality, waiters={event.waiter: waiter})
         self._arrived[event.key] = None
         self.pending_tokens += event.tokens
+        self.nbytes += event.nbytes
         return []
 
     def _limit_of(self, limit: int, modality: Modality) -> int:
         return limit if modality is Modality.IMAGE else self._limits.without_image_share(limit)
 
-    def _why_full(self, nbytes: int, modality: Modality, others: list[_Entry]) -> str | None:
-        """Why an item of ``nbytes`` has no room beside these; None if it has."""
-        for what, limited in (("items", Modality.IMAGE), ("videos and audio clips", modality)):
-            if what != "items":
-                if modality is Modality.IMAGE:
-                    break
-                others = [entry for entry in others if entry.modality is not Modality.IMAGE]
-            max_items = self._limit_of(self._limits.max_waiting_items, limited)
-            if len(others) >= max_items:
-                return f"{max_items} {what} are waiting, which is the limit"
-            taken, most = (
-                sum(entry.nbytes for entry in others),
-                self._limit_of(self._limits.max_prepared_bytes, limited),
-            )
-            if taken + nbytes > most:
-                return f"waiting {what} take {taken} of {most} bytes, this one takes {nbytes}"
-        return None
+    def _why_full(self, nbytes: int, modality: Modality, own: _Entry | None = None) -> str | None:
+        """Why an item of ``nbytes`` has no room beside the other entries than its ``own``; None if it has."""
+        items, taken, limits = len(self._entries), self.nbytes, self._limits
+        if own is not None:
+            items, taken = items - 1, taken - own.nbytes
+        full = _why_full("items", nbytes, items, taken, limits.max_waiting_items, limits.max_prepared_bytes)
+        if full is not None or modality is Modality.IMAGE:
+            return full
+        clips = [entry for entry in self._entries.values() if entry is not own and entry.modality is not Modality.IMAGE]
+        max_items, most = map(limits.without_image_share, (limits.max_waiting_items, limits.max_prepared_bytes))
+        taken = sum(entry.nbytes for entry in clips)
+        return _why_full("videos and audio clips", nbytes, len(clips), taken, max_items, most)
 
     def _start_preparing(self, now_s: float) -> list[Effect]:
         effects: list[Effect] = []
         preparing = self._preparing
-        for _, key in sorted((self._entries[key].queue_position(now_s), key) for key in self._arrived):
+        for key in self._in_order(self._arrived, now_s):
             entry = self._entries[key]
             if self._is_thread_free(entry.modality, preparing):
                 del self._arrived[key]
@@ -289,6 +284,13 @@ class BatchQueue:
                 preparing.append(entry.modality)
                 effects.append(StartPreparing(key))
         return effects
+
+    def _in_order(self, keys: Iterable[Key], now_s: float) -> list[Key]:
+        """The keys by the queue positions of their entries."""
+        ordered = list(keys)
+        if len(ordered) > 1:
+            ordered.sort(key=lambda key: (self._entries[key].queue_position(now_s), key))
+        return ordered
 
     @property
     def _preparing(self) -> list[Modality]:
@@ -305,11 +307,11 @@ class BatchQueue:
         if not entry.waiters:
             self._forget(event.key)
             return [Drop(event.key, expired=False, reason="it has no waiters")]
-        others = [other for other in self._entries.values() if other is not entry]
-        if (full := self._why_full(event.nbytes, entry.modality, others)) is not None:
+        if (full := self._why_full(event.nbytes, entry.modality, entry)) is not None:
             self._forget(event.key)
             return [Drop(event.key, expired=False, reason=full)]
         self.pending_tokens += event.tokens - entry.tokens
+        self.nbytes += event.nbytes - entry.nbytes
         entry.tokens, entry.nbytes, entry.phase = event.tokens, event.nbytes, Phase.WAITING
         self._queue[event.key] = now_s
         return []
@@ -333,7 +335,7 @@ class BatchQueue:
         for key in [key for key in self._queue if self._entries[key].expired(now_s)]:
             self._forget(key)
             effects.append(Drop(key, expired=True, reason="the time that its callers gave is over"))
-        waiting = sorted(self._queue, key=lambda key: self._entries[key].queue_position(now_s))
+        waiting = self._in_order(self._queue, now_s)
         count = batch_length(
             [(self._entries[key].tokens, self._entries[key].nbytes) for key in waiting],
             max_items=limits.max_batch_items,
@@ -350,6 +352,7 @@ class BatchQueue:
     def _forget(self, key: Key) -> None:
         if (entry := self._entries.pop(key, None)) is not None:
             self.pending_tokens -= entry.tokens
+            self.nbytes -= entry.nbytes
         self._arrived.pop(key, None)
         self._queue.pop(key, None)
 
@@ -361,6 +364,7 @@ class BatchQueue:
         assert arrived == set(self._arrived), "what has arrived is known"
         assert self.pending_tokens == sum(entry.tokens for entry in self._entries.values()), "tokens do not add up"
         assert len(self._entries) <= self._limits.max_waiting_items, "too many entries"
+        assert self.nbytes == sum(entry.nbytes for entry in self._entries.values()), "bytes do not add up"
         assert self.nbytes <= self._limits.max_prepared_bytes, "too many bytes"
         entries = self._entries.values()
         preparing = self._preparing
@@ -377,3 +381,10 @@ class BatchQueue:
         assert in_threads <= limited(self._max_preparing), "too many videos are prepared"
         wanted = (entry.waiters for entry in self._entries.values() if entry.phase in (Phase.ARRIVED, Phase.WAITING))
         assert all(wanted), "a waiting entry has no waiters"
+
+
+def _why_full(what: str, nbytes: int, items: int, taken: int, max_items: int, most: int) -> str | None:
+    """Why there is no room for ``nbytes`` beside so many items, which take ``taken`` of ``most`` bytes; None if there is."""
+    if items >= max_items:
+        return f"{max_items} {what} are waiting, which is the limit"
+    return f"waiting {what} take {taken} of {most} bytes, this one takes {nbytes}" if taken + nbytes > most else None

@@ -5,7 +5,7 @@ shows in the next report and not when its requests end.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
@@ -24,7 +24,6 @@ from triptych.domain.timeline import ItemTimeline, Outcome, Timeline
 from triptych.domain.windows import (
     ATTAINMENT_WINDOW_S,
     MAX_BLAMED,
-    NOTHING_JUDGED,
     ClassWindow,
     Judged,
     NamedClass,
@@ -148,6 +147,30 @@ class _Running:
     """By another router."""
 
 
+@dataclass(slots=True)
+class _Closed:
+    """A window that has ended. What takes long of its report is made when somebody reads it."""
+
+    at_s: float
+    _report: WindowReport
+    """Without classes and instances until then."""
+    _classes: Mapping[str, WindowBuilder]
+    _instances: Mapping[str, Sequence[int]]
+
+    @property
+    def sequence(self) -> int:
+        return self._report.sequence
+
+    def report(self) -> WindowReport:
+        if self._classes:
+            classes = [NamedClass(name, window.window()) for name, window in sorted(self._classes.items())]
+            worst = sorted(self._instances.items(), key=lambda entry: (-entry[1][1], -entry[1][0], entry[0]))
+            instances = [NamedInstance(name, Judged(*judged)) for name, judged in worst[:MAX_BLAMED]]
+            self._report = replace(self._report, classes=tuple(classes), instances=tuple(instances))
+            self._classes = {}
+        return self._report
+
+
 class AttainmentRecorder:
     """Owner of a router's windows of load and SLO attainment.
 
@@ -174,10 +197,9 @@ class AttainmentRecorder:
         """The open windows."""
         self._instances: dict[str, list[int]] = {}
         self._refusals = Refusals()
-        self.judged: dict[tuple[str, Metric], Judged] = {}
-        """Requests judged since the start, by modality; those of the open window are missing."""
-        self._closed: deque[tuple[float, WindowReport]] = deque()
-        """When each window ended, and what was in it."""
+        self._judged: defaultdict[tuple[str, Metric], list[int]] = defaultdict(lambda: [0, 0])
+        """Requests judged in windows that have ended, missed and met, by modality."""
+        self._closed: deque[_Closed] = deque()
 
     # --- steps of a request ------------------------------------------------------------------------------------------
 
@@ -381,33 +403,35 @@ class AttainmentRecorder:
             overdue = request.ttft_limit_s is not None and now_s - request.arrived_s > request.ttft_limit_s
             if overdue and not request.judged:
                 self._miss_unanswered(request, now_s - request.arrived_s)
-        waiting = [request for request in self._running.values() if not request.answering]
-        worst = sorted(self._instances.items(), key=lambda entry: (-entry[1][1], -entry[1][0], entry[0]))
+        waiting = media_tokens = prompt_tokens = 0
+        for request in self._running.values():
+            if not request.answering:
+                waiting += 1
+                if request.dispatched_s is None:
+                    media_tokens += request.counts.media_tokens
+                else:
+                    prompt_tokens += request.counts.prompt_tokens
+        for name, window in self._classes.items():
+            modality = modality_of(name)
+            for metric, (missed, met) in window.judged.items():
+                judged = self._judged[modality, metric]
+                judged[0] += missed
+                judged[1] += met
         report = WindowReport(
             epoch=self._epoch,
             sequence=next(self._sequence),
             duration_s=now_s - self._opened_s,
             age_s=0.0,
             model=self._model,
-            classes=tuple(NamedClass(name, recorder.window()) for name, recorder in sorted(self._classes.items())),
-            instances=tuple(NamedInstance(name, Judged(*judged)) for name, judged in worst[:MAX_BLAMED]),
             refusals=self._refusals,
-            waiting=len(waiting),
-            waiting_media_tokens=sum(
-                request.counts.media_tokens for request in waiting if request.dispatched_s is None
-            ),
-            waiting_prompt_tokens=sum(
-                request.counts.prompt_tokens for request in waiting if request.dispatched_s is not None
-            ),
+            waiting=waiting,
+            waiting_media_tokens=media_tokens,
+            waiting_prompt_tokens=prompt_tokens,
         )
-        for name, window in merged((report,)).items():
-            for metric in Metric:
-                key = modality_of(name), metric
-                self.judged[key] = self.judged.get(key, NOTHING_JUDGED) + window.judged(metric)
+        self._closed.append(_Closed(now_s, report, self._classes, self._instances))
         self._opened_s, self._instances, self._refusals = now_s, {}, Refusals()
-        self._classes.clear()
-        self._closed.append((now_s, report))
-        while len(self._closed) > KEPT_REPORTS and self._closed[0][0] <= self._slides_from_s:
+        self._classes = defaultdict(WindowBuilder)
+        while len(self._closed) > KEPT_REPORTS and self._closed[0].at_s <= self._slides_from_s:
             self._closed.popleft()
 
     # --- readers -----------------------------------------------------------------------------------------------------
@@ -415,13 +439,18 @@ class AttainmentRecorder:
     def reports(self, after: int, now_s: float) -> list[WindowReport]:
         """The last ``KEPT_REPORTS`` windows with a sequence number above ``after``, oldest first. They say how old they are."""
         self.roll(now_s)
-        recent = list(self._closed)[-KEPT_REPORTS:]
-        return [replace(report, age_s=now_s - at_s) for at_s, report in recent if report.sequence > after]
+        recent = [closed for closed in list(self._closed)[-KEPT_REPORTS:] if closed.sequence > after]
+        return [replace(closed.report(), age_s=now_s - closed.at_s) for closed in recent]
+
+    @property
+    def judged(self) -> dict[tuple[str, Metric], Judged]:
+        """Requests judged since the start, by modality; those of the open window are missing."""
+        return {key: Judged(met, missed) for key, (missed, met) in self._judged.items()}
 
     @property
     def window(self) -> dict[str, ClassWindow]:
         """The sliding window of ``attainment_window_s``, by class. The part that is still open is missing."""
-        return merged(report for at_s, report in self._closed if at_s > self._slides_from_s)
+        return merged(closed.report() for closed in self._closed if closed.at_s > self._slides_from_s)
 
     @property
     def _slides_from_s(self) -> float:

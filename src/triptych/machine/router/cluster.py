@@ -54,7 +54,6 @@ from triptych.machine.router.cluster_events import (
 from triptych.machine.router.cluster_limits import ClusterLimits
 from triptych.machine.router.credit_ledger import Credit, CreditLedger
 from triptych.machine.router.encode_times import EncodeTimes
-from triptych.machine.router.expected_output import ExpectedOutput
 from triptych.machine.router.health import BackoffReason
 from triptych.machine.router.instance import Instance
 from triptych.machine.router.instances import ENCODE, Instances
@@ -95,6 +94,7 @@ _ENGINE_ERRORS: Mapping[Stage, type[TriptychError]] = {
 _MAKES_KV_ROOM = (
     LoadReported
     | CreditReturned
+    | LeasesReturned
     | InstanceSeen
     | InstanceSuspected
     | CallFailed
@@ -105,7 +105,7 @@ _MAKES_KV_ROOM = (
     | FirstToken
 )
 """Events after which a prompt may no longer wait for KV memory."""
-_MOVES_TEXT = LoadReported | ItemEncoded | CreditReturned
+_MOVES_TEXT = LoadReported | ItemEncoded | CreditReturned | LeasesReturned
 """Events after which requests that wait may better do so elsewhere."""
 _MAX_SAVED_HEDGES = 50.0
 _BY_HINT = (Why.HOLDS_EMBEDDING, Why.ENCODES_ALREADY)
@@ -150,6 +150,8 @@ class ClusterMachine:
             retry_after_s=retry_after_s,
             costs=costs,
         )
+        self.expected_output = self._texts.expected
+        """For reading: the tokens that answers will have."""
         self._retries = Budget(limits.retry_share, limits.retry_burst, limits.retry_burst)
         self._hedges = Budget(limits.hedge_share, _MAX_SAVED_HEDGES, 0.0)
         self._health = PoolHealth(self.instances, limits, encode_times)
@@ -159,11 +161,6 @@ class ClusterMachine:
         self._text_lost = False
 
     # --- state -------------------------------------------------------------------------------------------------------
-
-    @property
-    def expected_output(self) -> ExpectedOutput:
-        """For reading: the tokens that answers will have."""
-        return self._texts.expected
 
     @property
     def waiting(self) -> int:
@@ -260,9 +257,11 @@ class ClusterMachine:
             case LeasesTaken(name, lease_ids):
                 self._credits.take_leases(name, lease_ids)
                 return []
-            case LeasesReturned(name, lease_ids):
+            case LeasesReturned(name, lease_ids, credits_):
                 self._credits.give_back_leases(name, lease_ids)
-                if not (effects := self._forget_if_over(self.instances.by_name.get(name), now_s)):
+                for credit in credits_:
+                    effects += self._return(credit, now_s)
+                if not credits_ and not (effects := self._forget_if_over(self.instances.by_name.get(name), now_s)):
                     return []  # it makes no room
             case EmbeddingGone():
                 effects = self._embedding_gone(event, now_s)

@@ -37,7 +37,7 @@ class Health:
     """In a row."""
     probes: set[int] = field(default_factory=set)
     """The running credits that were granted on probation."""
-    _failures: dict[BackoffReason, int] = field(default_factory=dict)
+    failures: dict[BackoffReason, int] = field(default_factory=dict)
     """In a row."""
 
     def in_backoff(self, now_s: float) -> bool:
@@ -51,7 +51,7 @@ class Health:
 
         None is due during a backoff, as one failed batch fails many requests.
         """
-        failures = self._failures[reason] = self._failures.get(reason, 0) + 1
+        failures = self.failures[reason] = self.failures.get(reason, 0) + 1
         return not self.in_backoff(now_s) and (failures >= most or self.reason is not None)
 
     def back_off(self, reason: BackoffReason, now_s: float, *, first_s: float, longest_s: float) -> float:
@@ -63,9 +63,8 @@ class Health:
 
     def worked(self, *reasons: BackoffReason) -> bool:
         """Note that something has succeeded which would fail under any of these. Returns whether the instance has become well."""
-        if self._failures:
-            for reason in reasons:
-                self._failures.pop(reason, None)
+        for reason in reasons:
+            self.failures.pop(reason, None)
         if self.reason is None or self.reason not in reasons:
             return False
         self.reason, self.until_s, self.backoffs = None, -inf, 0

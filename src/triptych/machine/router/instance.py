@@ -279,7 +279,8 @@ class Instance:
 
     def worked(self, stage: Stage, *reasons: BackoffReason) -> None:
         """Note that something has succeeded which would fail under any of these."""
-        if self.stages[stage].health.worked(*reasons):
+        health = self.stages[stage].health
+        if (health.failures or health.reason is not None) and health.worked(*reasons):
             self._changed()
 
     def work(self, stages: Stages) -> tuple[int, int, int]:

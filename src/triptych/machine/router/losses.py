@@ -28,29 +28,26 @@ class Losses:
     """
 
     def __init__(self) -> None:
-        self._lost: frozenset[Loss] = frozenset()
+        self.lost: frozenset[Loss] = frozenset()
+        """For reading: while there are any, the request is suspected of ending instances."""
         self._ended: frozenset[Loss] = frozenset()
         """Losses of instances whose engines said that they have failed."""
 
-    def __bool__(self) -> bool:
-        """Whether the request is suspected of ending instances."""
-        return bool(self._lost)
-
     @property
     def too_many(self) -> bool:
-        return len(self._lost) >= MOST_ENDED
+        return len(self.lost) >= MOST_ENDED
 
     def doubtful(self, loss: Loss, *, certain: bool) -> AbstractSet[Loss]:
         """Whose ends are to be made sure of before this further loss counts; none while nothing depends on it."""
-        lost = self._lost | {loss}
+        lost = self.lost | {loss}
         ended = self._ended | {loss} if certain else self._ended
         return lost - ended if len(lost) >= MOST_ENDED else frozenset()
 
     def got_further(self) -> None:
         """An instance has computed what the others ended by."""
-        self._lost = self._ended = frozenset()
+        self.lost = self._ended = frozenset()
 
     def add(self, loss: Loss, survivors: AbstractSet[Loss], *, certain: bool) -> None:
         """``certain``: its engine said so. ``survivors`` still answer: only the connection to them had broken."""
         self._ended |= {loss} if certain else frozenset()
-        self._lost = (self._lost | {loss}) - (survivors - self._ended)
+        self.lost = (self.lost | {loss}) - (survivors - self._ended)

@@ -77,7 +77,7 @@ from triptych.machine.router.shared_events import (
     TextPoolLost,
     TextWanted,
 )
-from triptych.policy.dispatching import Dispatch, complete
+from triptych.policy.dispatching import Dispatch
 from triptych.policy.fairness import UNSHARED, Share
 from triptych.policy.policies import Ordering
 from triptych.policy.queueing import by_slo
@@ -152,7 +152,7 @@ class RequestMachine:
         priority: int = 0,
         ordering: Ordering = by_slo,
         share: Callable[[Stage], Share] = lambda _: UNSHARED,
-        dispatch: Dispatch = complete,
+        dispatch: Dispatch | None = None,
         resolves: bool = False,
         continued_tokens: int | None = None,
     ) -> None:
@@ -203,10 +203,6 @@ class RequestMachine:
         return self._texts.sent[-1].grant.instance_id if self._texts.sent else ""
 
     @property
-    def image_tokens(self) -> int:
-        return sum(item.plan.tokens for item in self._items)
-
-    @property
     def holds(self) -> int:
         """Number of items whose credits are held."""
         return len(self._items.leases)
@@ -216,7 +212,7 @@ class RequestMachine:
         return self._times.timeline(
             now_s,
             self.phase.outcome,
-            self._items,
+            self._items.all,
             self._texts,
             prompt_tokens=self._wants.prompt_tokens,
             completion_tokens=completion_tokens,
@@ -226,7 +222,7 @@ class RequestMachine:
         """Raise AssertionError where an invariant does not hold."""
         self._items.validate()
         self._texts.validate()
-        losses = max((item.losses for item in self._items), default=0)
+        losses = max((item.losses for item in self._items.all), default=0)
         assert losses <= self._limits.max_encode_attempts, "attempts"
         segments = self._texts.segment_leases
         waits = self.phase in {RequestPhase.PREPARING, RequestPhase.WAITING} or self.phase.has_ended
@@ -238,7 +234,7 @@ class RequestMachine:
             assert self._texts.kept is None, f"{self.phase.value} with a place that is kept"
         if self.phase is RequestPhase.WAITING:
             wanted = self._reserving.union(*self._pauses.values())
-            assert len(wanted) == len(self._items) > 0, "waits for only some of its items"
+            assert len(wanted) == len(self._items.all) > 0, "waits for only some of its items"
         if self.phase is RequestPhase.ENCODING:
             held = [*self._items.leases, *([] if segments is None else [segments])]
             busy = any(leases.is_pending for leases in held)
@@ -287,7 +283,7 @@ class RequestMachine:
             case Signal.LEASES_DUE:
                 return self._items.leases_due(now_s, self._lease_s(now_s))
             case Signal.HEDGES_DUE:
-                if self.losses:
+                if self.losses.lost:
                     return []  # a second encoder might end with it
                 return self._items.hedges_due(self._number, now_s)
             case Failed(error):
@@ -306,10 +302,10 @@ class RequestMachine:
         self._times.prepared_s = now_s
         self._wants.prepared(event)
         self._items = RequestItems(event.items)
-        if not self._items:
+        if not self._items.all:
             return self._dispatch(now_s, "nothing to encode")
         self.phase = RequestPhase.WAITING
-        return [self._reserve(range(len(self._items)), wait=True, reason="a new request")]
+        return [self._reserve(range(len(self._items.all)), wait=True, reason="a new request")]
 
     def _call_failed(self, event: CallFailed, now_s: float) -> list[RequestEffect]:
         attempt = self._running(event.credit)
@@ -339,12 +335,12 @@ class RequestMachine:
     def _reserve(self, items: Iterable[int], *, wait: bool, reason: str, again: bool = False) -> CreditsWanted:
         wanted = sorted(items)
         self._reserving = self._reserving.union(wanted)
-        return self._wants.encoders(self._items, wanted, reason, wait=wait, again=again, suspect=bool(self.losses))
+        return self._wants.encoders(self._items, wanted, reason, wait=wait, again=again, suspect=bool(self.losses.lost))
 
     def _granted(self, grant: Grant, now_s: float) -> list[RequestEffect]:
         if grant.item is None:
             return self._text_granted(grant, now_s)
-        item = self._items[grant.item]
+        item = self._items.all[grant.item]
         wanted = item.may_be_hedged if grant.hedges else item.index in self._reserving
         if not wanted or self.phase.has_ended:
             return [_not_wanted(grant)]
@@ -364,7 +360,7 @@ class RequestMachine:
             return self._end(RequestPhase.FAILED, error, now_s)
         if self._wants.begun and isinstance(error, Overloaded):
             return self._requeue(error, now_s)
-        failures = [self._items[index].engine_failure for index in sorted(self._reserving)]
+        failures = [self._items.all[index].engine_failure for index in sorted(self._reserving)]
         failure = next((failure for failure in failures if failure is not None), None)
         if failure is not None and not isinstance(error, Overloaded):
             return self._end(RequestPhase.FAILED, failure, now_s)
@@ -379,7 +375,7 @@ class RequestMachine:
         effects = self._texts.give_up_place(now_s, error.message) + self._release(error.message, now_s)
         self.phase = RequestPhase.WAITING
         self._waits += 1
-        return effects + self._pause(range(len(self._items)), self._waits, error, now_s)
+        return effects + self._pause(range(len(self._items.all)), self._waits, error, now_s)
 
     def _pause(self, items: Iterable[int], refusals: int, error: TriptychError, now_s: float) -> list[RequestEffect]:
         """Retry after a pause: for these items' credits or, without items, for a text instance.
@@ -503,11 +499,11 @@ class RequestMachine:
 
         Meanwhile it may hold segments, for one lease: nobody waits for them longer.
         """
-        missing = [item for item in self._items if item.held is None]
+        missing = [item for item in self._items.all if item.held is None]
         if any(item.losses >= self._limits.max_encode_attempts for item in missing):
             return self._end(RequestPhase.FAILED, LeaseLost(reason), now_s)
         indices = [item.index for item in missing]
-        if len(missing) == len(self._items) > 0:
+        if len(missing) == len(self._items.all) > 0:
             self.phase = RequestPhase.WAITING
             return [self._reserve(indices, wait=True, reason=reason)]
         self.phase = RequestPhase.ENCODING
@@ -549,7 +545,7 @@ class RequestMachine:
         return [*self._texts.stop_early(now_s, reason), wanted]
 
     def _text_wanted(self, reason: str, *, early: bool = False) -> TextWanted:
-        return self._wants.text_instance(self._items, self._texts, reason, early=early, suspect=bool(self.losses))
+        return self._wants.text_instance(self._items, self._texts, reason, early=early, suspect=bool(self.losses.lost))
 
     def _text_granted(self, grant: Grant, now_s: float) -> list[RequestEffect]:
         encodes = self.phase is RequestPhase.ENCODING and not self._items.are_ready
@@ -581,17 +577,20 @@ class RequestMachine:
     def _may_prefill_early(self) -> bool:
         """Whether the request is new, and no early prefill of it has failed."""
         texts = self._texts
-        return not (self._wants.begun or texts.sent or self.losses or self._resolves or texts.early_has_failed)
+        return not (self._wants.begun or texts.sent or self.losses.lost or self._resolves or texts.early_has_failed)
 
     def _prefill_early(self, now_s: float) -> list[RequestEffect]:
         """Send the prompt up to the first item that is missing, if the policy says so.
 
         The text instance finds that in its prefix cache when the whole request comes. Items sent with it need new leases for that.
         """
-        if self.phase is not RequestPhase.ENCODING or self._texts.current or not self._may_prefill_early:
+        sends_early = self._sends_early
+        if sends_early is None or self.phase is not RequestPhase.ENCODING or self._texts.current:
+            return []
+        if not self._may_prefill_early:
             return []
         count, tokens = self._items.beginning()
-        if not self._sends_early(tokens=tokens, sent_tokens=self._texts.early_tokens) or self._items.are_ready:
+        if not sends_early(tokens=tokens, sent_tokens=self._texts.early_tokens) or self._items.are_ready:
             return []
         if (kept := self._texts.kept) is None:
             return [self._text_wanted("items are missing", early=True)]
@@ -674,7 +673,7 @@ class RequestMachine:
 
     def _text_failed(self, error: TriptychError, now_s: float, *, drains: bool) -> list[RequestEffect]:
         named = error.items if isinstance(error, TransferFailed) and self.phase is RequestPhase.DISPATCHING else ()
-        lost = [item for item in self._items if item.index in named]
+        lost = [item for item in self._items.all if item.index in named]
         alive = [item for item in lost if item.reader_until_s > now_s]
         if lost and not alive:
             self._texts.end(Ending.EXPIRED, now_s, error)
@@ -682,14 +681,14 @@ class RequestMachine:
             return self._end(RequestPhase.FAILED, self._texts.error, now_s)
         if self.phase is RequestPhase.STREAMING:  # it goes on with the answer, and needs the items again
             return self._place_missing(error.message, now_s)
-        if isinstance(error, TransferFailed) and self._items and (alive or not lost):
-            return self._encode_again(alive or self._items, error, now_s)
+        if isinstance(error, TransferFailed) and self._items.all and (alive or not lost):
+            return self._encode_again(alive or self._items.all, error, now_s)
         return self._place_missing("lost while the prompt was computed", now_s)
 
     def _moved(self, event: Moved, now_s: float) -> list[RequestEffect]:
         """Leave the text instance where it waits: that call is cancelled, and its items get leases for another reader."""
         grant, waits = event.grant, self.phase is RequestPhase.DISPATCHING and self._texts.has(event.credit)
-        keeps = waits and all(item.held is not None for item in self._items)
+        keeps = waits and all(item.held is not None for item in self._items.all)
         effects: list[RequestEffect] = []
         if grant is not None and not keeps:
             effects.append(_not_wanted(grant))
@@ -720,7 +719,7 @@ class RequestMachine:
         if isinstance(error, LeaseLost):
             # Leases are internal: tell the client that its media was lost.
             error = TransferFailed("the embeddings of the request's images were lost again and again")
-        elif self.losses and isinstance(error, Unavailable) and not isinstance(error, InstanceLost):
+        elif self.losses.lost and isinstance(error, Unavailable) and not isinstance(error, InstanceLost):
             # It is not to be tried at another router, which would begin to count again.
             error = InstanceLost("an instance was lost while it worked on the request, and no other is available")
         effects += self._texts.give_up_place(now_s, phase.value)

@@ -1,6 +1,6 @@
 """The items of one request: the attempts at each, and when their leases and hedges are due."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
@@ -234,45 +234,35 @@ class RequestItems:
     """The items of a request, in order of their indices. Part of ``machine.router.request.RequestMachine``, which alone changes it."""
 
     def __init__(self, plans: Iterable[ItemPlan] = ()) -> None:
-        self._items = [RequestItem(index, plan) for index, plan in enumerate(plans)]
+        self.all = [RequestItem(index, plan) for index, plan in enumerate(plans)]
+        """For reading."""
         self._lease_alarm_s = inf
         """When ``LEASES_DUE`` will come."""
         self._hedge_alarm_s = inf
         """When ``HEDGES_DUE`` will come."""
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __iter__(self) -> Iterator[RequestItem]:
-        return iter(self._items)
-
-    def __getitem__(self, index: int) -> RequestItem:
-        return self._items[index]
 
     # --- what is held ------------------------------------------------------------------------------------------------
 
     @property
     def leases(self) -> list[AttemptLeases]:
         """The leases that are held at encoders, or requested."""
-        return [held.leases for item in self._items if (held := item.held) is not None and held.leases is not None]
+        return [held.leases for item in self.all if (held := item.held) is not None and held.leases is not None]
 
     def leases_of(self, count: int) -> list[AttemptLeases]:
         """The leases of the first ``count`` items."""
-        return [
-            held.leases for item in self._items[:count] if (held := item.held) is not None and held.leases is not None
-        ]
+        return [held.leases for item in self.all[:count] if (held := item.held) is not None and held.leases is not None]
 
     @property
     def are_ready(self) -> bool:
         """Whether all are encoded, with no lease being renewed."""
-        for item in self._items:  # noqa: SIM110 - a generator takes longer than one item
+        for item in self.all:  # noqa: SIM110 - a generator takes longer than one item
             if not item.is_ready:
                 return False
         return True
 
     def attempt_of(self, credit: int) -> Attempt | None:
         """The attempt at an item that has this credit; None once that has ended."""
-        for item in self._items:
+        for item in self.all:
             if item.held is not None and item.held.grant.credit == credit:
                 return item.held
             if item.hedge is not None and item.hedge.grant.credit == credit:
@@ -283,24 +273,24 @@ class RequestItems:
         """The item that an attempt is at."""
         if attempt.grant.item is None:
             raise AssertionError("no attempt at an item")
-        return self._items[attempt.grant.item]
+        return self.all[attempt.grant.item]
 
     def nbytes_by_encoder(self) -> dict[str, int]:
         """Arena bytes of the embeddings, by the ids of the encoders that hold them."""
         found: dict[str, int] = {}
-        for item in self._items:
+        for item in self.all:
             encoder_id = "" if (served := item.served) is None else served.grant.instance_id
             found[encoder_id] = found.get(encoder_id, 0) + item.plan.nbytes
         return found
 
     def release(self, reason: str, now_s: float) -> list[RequestEffect]:
         """Release the places and leases of all."""
-        return [effect for item in self._items for effect in item.release(reason, now_s)]
+        return [effect for item in self.all for effect in item.release(reason, now_s)]
 
     def identified(self) -> list[IdentifiedItem]:
         """The encoded items; the shards of an item are one."""
         shards: list[list[RequestItem]] = []
-        for item in self._items:
+        for item in self.all:
             if item.plan.shard is None or item.plan.shard.first == 0:
                 shards.append([])
             shards[-1].append(item)
@@ -314,7 +304,7 @@ class RequestItems:
         A sharded item counts whole.
         """
         count = tokens = 0
-        for item in self._items:
+        for item in self.all:
             shard, leases = item.plan.shard, None if item.held is None else item.held.leases
             if shard is None or shard.first == 0:
                 count, tokens = item.index, item.plan.start
@@ -324,15 +314,15 @@ class RequestItems:
 
     def placements(self, count: int | None = None) -> tuple[Placement, ...]:
         """The places in the prompt of all embeddings, or of the first ``count``. The tickets are in the hands of a reader then."""
-        items = self._items[:count]
+        items = self.all[:count]
         placements = tuple([item.placement for item in items])
         _sent(items)
         return placements
 
     def resolved(self) -> tuple[ResolvedItem, ...]:
         """The places of the embeddings at encoders. The tickets are in the hands of a reader then."""
-        resolved = tuple([item.resolved for item in self._items])
-        _sent(self._items)
+        resolved = tuple([item.resolved for item in self.all])
+        _sent(self.all)
         return resolved
 
     def read(self) -> list[RequestEffect]:
@@ -361,7 +351,7 @@ class RequestItems:
         self._hedge_alarm_s = inf
         effects: list[RequestEffect] = []
         due_s = inf
-        for item in self._items:
+        for item in self.all:
             if not item.may_be_hedged:
                 continue
             if item.hedge_s <= now_s:
@@ -380,7 +370,7 @@ class RequestItems:
 
     def validate(self) -> None:
         """Raise AssertionError where an invariant does not hold."""
-        for item in self._items:
+        for item in self.all:
             whose, running = (
                 f"item {item.index}",
                 [attempt for attempt in (item.held, item.hedge) if attempt is not None],

@@ -59,7 +59,7 @@ class RequestWants:
         alone = self._expected.isolated
         needs_s = 0.0 if alone is None else alone.prefill_s + alone.encode_s
         self.encode_queue_position = self._queue_position(needs_s, self._share(Stage.ENCODE))
-        wants = tuple([items[index].want for index in wanted])
+        wants = tuple([items.all[index].want for index in wanted])
         return CreditsWanted(self._number, wants, wait, self.encode_queue_position, reason, again, suspect)
 
     def text_instance(
@@ -85,7 +85,7 @@ class RequestWants:
             reason,
             choices=self._choices,
             max_tokens=self._answer_tokens,
-            with_items=bool(items),
+            with_items=bool(items.all),
             continues=self.begun,
             early=early,
             kept_credit=None if texts.kept is None else texts.kept.credit,

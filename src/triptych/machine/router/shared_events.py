@@ -243,10 +243,11 @@ class LeasesTaken:
 
 @record
 class LeasesReturned:
-    """Leases are released, or left to expire, or another one releases them."""
+    """Leases are released, or left to expire, or another one releases them; and with them the credits that cover some of them."""
 
     name: str
     lease_ids: tuple[LeaseId, ...]
+    credits: tuple[int, ...] = ()
 
 
 @record

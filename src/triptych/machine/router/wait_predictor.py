@@ -119,7 +119,7 @@ class _Queue:
 
     def wait_s(self, tenant: Tenant, priority: int, now_s: float, *, alone: bool) -> float:
         """How long what goes before a request of this tenant and priority will take; 0 if the rate is not known."""
-        if not self.work or (per_s := self._per_s(now_s)) is None:
+        if (per_s := self._per_s(now_s)) is None:
             return 0.0
         ahead = sum(work for other, work in self.work.items() if other <= priority)
         if alone:
@@ -186,16 +186,16 @@ class WaitPredictor:
         """
         work = {Stage.ENCODE: media_work, Stage.PREFILL: max(1, prompt_tokens + ANSWER_WEIGHT * answer_tokens)}
         tenant = self._told_apart(tenant)
-        self.see(tenant, now_s)
+        alone = not self.see(tenant, now_s)
         request = self._running[number] = _Running(class_name, tenant, priority, work)
-        self._enter(request, Stage.ENCODE if media_work else Stage.PREFILL, now_s)
+        self._enter(request, Stage.ENCODE if media_work else Stage.PREFILL, now_s, alone=alone)
 
     def encoded(self, number: int, now_s: float) -> None:
         """All its items are encoded, and it wants a place at a text instance."""
         request = self._running.get(number)
         if request is not None and request.stage is Stage.ENCODE:
             self._leave(request, now_s, served=True)
-            self._enter(request, Stage.PREFILL, now_s)
+            self._enter(request, Stage.PREFILL, now_s, alone=self._alone(request.tenant, now_s))
 
     def answering(self, number: int, now_s: float) -> None:
         """Note that its first token has arrived."""
@@ -220,9 +220,8 @@ class WaitPredictor:
             mean_s = self._answer_s.get(request.class_name, answer_s)
             self._answer_s[request.class_name] = mean_s + _WEIGHT * (answer_s - mean_s)
 
-    def _enter(self, request: _Running, stage: Stage, now_s: float) -> None:
+    def _enter(self, request: _Running, stage: Stage, now_s: float, *, alone: bool) -> None:
         request.stage = stage
-        alone = self._alone(request.tenant, now_s)
         request.places[stage] = self._queues[stage].enter(
             request.tenant, request.priority, request.work[stage], now_s, alone=alone
         )
@@ -277,10 +276,13 @@ class WaitPredictor:
 
         0 while nothing is known.
         """
-        tenant = self._told_apart(tenant)
-        alone = self._alone(tenant, now_s)
-        stages = (Stage.ENCODE, Stage.PREFILL) if media else (Stage.PREFILL,)
-        return sum(self._queues[stage].wait_s(tenant, priority, now_s, alone=alone) for stage in stages)
+        wait_s = 0.0
+        for stage in (Stage.ENCODE, Stage.PREFILL) if media else (Stage.PREFILL,):
+            queue = self._queues[stage]
+            if queue.work:
+                tenant = self._told_apart(tenant)
+                wait_s += queue.wait_s(tenant, priority, now_s, alone=self._alone(tenant, now_s))
+        return wait_s
 
     def takes_s(self, now_s: float, *, media: bool, tenant: Tenant = NOBODY) -> float:
         """How long the slowest of its stages takes for a request, at the tenant's share; 0 while nothing is known."""

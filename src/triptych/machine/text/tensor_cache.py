@@ -530,7 +530,7 @@ class TensorCache:
 
     def _rest(self, key: Key, entry: _Entry) -> None:
         """Make the entry reclaimable, unless a request needs it."""
-        if not self._is_pinned(entry):
+        if not entry.pins and entry.state is CacheState.READY:
             self._idle[key] = entry
             self._pinned_bytes -= self._extents.size(entry.offset)
 

@@ -1,6 +1,5 @@
 """The queue positions of requests that a text engine has and has not begun, which change once: when it is too late for them."""
 
-from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from math import inf
 
@@ -14,15 +13,10 @@ class UnbegunPositions:
     """Owner of these positions, by request."""
 
     def __init__(self) -> None:
-        self._positions: dict[str, QueuePosition] = {}
+        self.by_request: dict[str, QueuePosition] = {}
+        """For reading."""
         self._lost_at: list[tuple[float, str]] = []
         """A heap of when these cannot be served in time any more. Some may have begun or gone since."""
-
-    def __len__(self) -> int:
-        return len(self._positions)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._positions)
 
     @property
     def next_lost_s(self) -> float:
@@ -30,25 +24,25 @@ class UnbegunPositions:
         return self._lost_at[0][0] if self._lost_at else inf
 
     def add(self, request_id: str, queue_position: QueuePosition) -> None:
-        self._positions[request_id] = queue_position
+        self.by_request[request_id] = queue_position
         heappush(self._lost_at, (queue_position.lost_s, request_id))
 
     def discard(self, request_id: str) -> None:
         """Drop a request that has begun, or is gone."""
-        self._positions.pop(request_id, None)
+        self.by_request.pop(request_id, None)
 
     def lost(self, now_s: float) -> list[tuple[str, QueuePosition]]:
         """The new positions of those that cannot be served in time any more, each once."""
-        if len(self._lost_at) > 2 * len(self._positions) + _SPARE:
+        if len(self._lost_at) > 2 * len(self.by_request) + _SPARE:
             self._lost_at = [
-                (queue_position.lost_s, request_id) for request_id, queue_position in self._positions.items()
+                (queue_position.lost_s, request_id) for request_id, queue_position in self.by_request.items()
             ]
             heapify(self._lost_at)
         lost: list[tuple[str, QueuePosition]] = []
         while self._lost_at and self._lost_at[0][0] < now_s:
             _, request_id = heappop(self._lost_at)
-            queue_position = self._positions.get(request_id)
+            queue_position = self.by_request.get(request_id)
             if queue_position is not None and queue_position.lost_s < now_s:
-                self._positions[request_id] = queue_position.at(now_s)
-                lost.append((request_id, self._positions[request_id]))
+                self.by_request[request_id] = queue_position.at(now_s)
+                lost.append((request_id, self.by_request[request_id]))
         return lost

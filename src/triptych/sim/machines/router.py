@@ -49,6 +49,7 @@ from triptych.machine.router.shared_events import (
 from triptych.policy import admission
 from triptych.policy.policies import Policies
 from triptych.policy.pool_facts import Profiles, isolated
+from triptych.policy.sharding import can_split
 from triptych.runtime.profiles import KnownProfiles
 from triptych.services.router.attainment import Attainment
 from triptych.services.router.late import LateRefusals
@@ -249,8 +250,6 @@ class SimRouter:
         unreleased = self._unreleased[name]
         if not unreleased.lease_ids:
             del self._unreleased[name]
-            for credit in unreleased.credits:
-                self.returned(credit)
             return
         self._unreleased[name] = _Unreleased([], [])
         self.agenda.after(self.control_s, self._release_at, name, unreleased)
@@ -260,9 +259,7 @@ class SimRouter:
         self.agenda.after(self.control_s, self._released, name, unreleased)
 
     def _released(self, name: str, unreleased: _Unreleased) -> None:
-        self.feed(LeasesReturned(name, tuple(unreleased.lease_ids)))
-        for credit in unreleased.credits:
-            self.returned(credit)
+        self.feed(LeasesReturned(name, tuple(unreleased.lease_ids), tuple(unreleased.credits)))
         self._release_next(name)
 
     def arena(self, name: str) -> SimArena:
@@ -353,7 +350,7 @@ class SimRouter:
             self._prepare.expect(request, number, plain)
             prompted = self._prepare(request, self._model)
             self._prepare.forget(request)
-            divides = any(len(item.units) > 1 for item in prompted.items)
+            divides = can_split(prompted.items, self._settings.shards)
             shape = self._shapes[key] = _Shape(prompted.items, len(prompted.token_ids), divides)
         return shape
 

@@ -239,7 +239,7 @@ class SimText:
         return stage_loads(
             role.stages,
             waiting=self._waiting,
-            running=self._live - len(self._unbegun),
+            running=self._live - len(self._unbegun.by_request),
             tokens=self._pending_tokens - done + joining + self._outside_tokens,
             unanswered_tokens=self._unanswered_tokens,
             leased_bytes=leased_bytes,
@@ -249,7 +249,7 @@ class SimText:
     @property
     def _waiting(self) -> int:
         """Requests that the batch has not started."""
-        return len(self._joining) + len(self._unbegun) + self._outside
+        return len(self._joining) + len(self._unbegun.by_request) + self._outside
 
     def busy_s(self, now_s: float) -> float:
         """Of steps that are made at once, how long they have taken until now."""
@@ -563,9 +563,9 @@ class SimText:
             self._turns.stepped(now_s - began_s)
         answered = self.batch.end(step)
         self._note()
-        if self._unbegun:
+        if self._unbegun.by_request:
             waiting = self.batch.waiting
-            for job_id in [name for name in self._unbegun if name not in waiting]:
+            for job_id in [name for name in self._unbegun.by_request if name not in waiting]:
                 self._unbegun.discard(job_id)
                 running = self.batch.running.get(job_id)
                 self._join(_of(answered, job_id) if running is None else running.call, began_s)

@@ -30,7 +30,6 @@ from triptych.machine.router.shared_events import (
     Release,
     TextWanted,
 )
-from triptych.policy.dispatching import complete
 
 
 def encodes(count: int) -> tuple[World, list[Encode]]:
@@ -226,7 +225,7 @@ def test_nothing_is_sent_early_by_default_or_to_go_on_with_an_answer() -> None:
 
 def ready(plans: Sequence[ItemPlan], *which: int) -> tuple[int, int]:
     """``RequestItems.beginning`` when these are encoded."""
-    world = World(0, dispatch=complete, plans=tuple(plans))
+    world = World(0, dispatch=None, plans=tuple(plans))
     world.place_all()
     for call in world.take(Encode):
         assert isinstance(call, Encode)

@@ -8,9 +8,9 @@ NOBODY = frozenset[Loss]()
 
 def test_the_first_loss_makes_a_request_suspect_and_the_second_is_too_many() -> None:
     losses = Losses()
-    assert not losses
+    assert not losses.lost
     losses.add(A, NOBODY, certain=False)
-    assert losses
+    assert losses.lost
     assert not losses.too_many
     losses.add(B, NOBODY, certain=False)
     assert losses.too_many
@@ -29,7 +29,7 @@ def test_an_instance_that_still_answers_is_no_loss() -> None:
     losses = Losses()
     losses.add(A, NOBODY, certain=False)
     losses.add(B, frozenset({A, B}), certain=False)
-    assert not losses
+    assert not losses.lost
     losses.add(C, NOBODY, certain=False)
     assert not losses.too_many
 
@@ -56,6 +56,6 @@ def test_nothing_counts_any_more_once_the_request_got_further() -> None:
     losses = Losses()
     losses.add(A, NOBODY, certain=True)
     losses.got_further()
-    assert not losses
+    assert not losses.lost
     losses.add(B, NOBODY, certain=True)
     assert not losses.too_many

@@ -27,7 +27,7 @@ def plan(item: int) -> ItemPlan:
 def items(encoders: str, *, lease_s: float = 10.0) -> RequestItems:
     """Items at these encoders, which have been asked at 0 s, with credits from 0 on."""
     made, leases = RequestItems(plan(number) for number in range(len(encoders))), count()
-    for item, encoder in zip(made, encoders, strict=True):
+    for item, encoder in zip(made.all, encoders, strict=True):
         grant = Grant(item.index, item.index, encoder, f"i-{encoder}")
         item.begin(grant, FIRST_COME, lambda: b"%d" % next(leases), 0.0, lease_s)
     made.validate()
@@ -35,7 +35,7 @@ def items(encoders: str, *, lease_s: float = 10.0) -> RequestItems:
 
 
 def encode(made: RequestItems, number: int) -> None:
-    answer(made[number])
+    answer(made.all[number])
     made.validate()
 
 
@@ -74,11 +74,11 @@ def test_a_reader_gets_all_tickets_once_every_item_is_encoded() -> None:
 
 def test_an_item_is_found_by_the_credit_of_its_call_or_hedge() -> None:
     made = items("ab")
-    second = hedge(made[1])
+    second = hedge(made.all[1])
     assert made.attempt_of(7) is second
-    assert made.of(second) is made[1]
-    assert made.attempt_of(1) is made[1].held
-    assert made.attempt_of(0) is made[0].held
+    assert made.of(second) is made.all[1]
+    assert made.attempt_of(1) is made.all[1].held
+    assert made.attempt_of(0) is made.all[0].held
     assert made.attempt_of(99) is None
     made.release("over", 2.0)
     assert made.attempt_of(7) is None
@@ -100,7 +100,7 @@ def test_leases_are_extended_at_half_of_their_time_by_one_alarm() -> None:
 
 def test_hedges_are_wanted_again_while_the_item_takes_long() -> None:
     made = items("ab")
-    made[0].hedge_s, made[1].hedge_s = 4.0, 6.0
+    made.all[0].hedge_s, made.all[1].hedge_s = 4.0, 6.0
     assert alarms(made.watch_hedges(4.0, 0.0)) == [(4.0, Signal.HEDGES_DUE)]
     assert made.watch_hedges(6.0, 0.0) == []
     effects = made.hedges_due(3, 4.0)
@@ -111,14 +111,14 @@ def test_hedges_are_wanted_again_while_the_item_takes_long() -> None:
 def test_a_hedge_of_an_item_that_is_encoded_is_noticed() -> None:
     made = items("a")
     encode(made, 0)
-    hedge(made[0])
+    hedge(made.all[0])
     with pytest.raises(AssertionError, match="item 0: a hedge of nothing"):
         made.validate()
 
 
 def test_the_slower_of_two_calls_is_overtaken() -> None:
     for index in (0, 1):
-        (item,) = items("a")
+        (item,) = items("a").all
         hedge(item)
         slower = (item.held, item.hedge)[1 - index]
         assert slower is not None
@@ -129,12 +129,12 @@ def test_the_slower_of_two_calls_is_overtaken() -> None:
 
 
 def test_credits_and_leases_are_released_once() -> None:
-    (item,) = items("e")
+    (item,) = items("e").all
     answer(item)
     assert item.is_ready
     assert item.release("over", 2.0) == [Release("e", 0, (b"0", b"1"), "over")]
     assert item.release("over", 2.0) == []
-    (running,), (renewing,) = items("e"), items("e")
+    (running,), (renewing,) = items("e").all, items("e").all
     answer(renewing)
     assert renewing.held is not None
     assert renewing.held.leases is not None

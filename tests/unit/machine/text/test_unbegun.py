@@ -20,7 +20,7 @@ def test_each_is_lost_once() -> None:
     assert unbegun.lost(2.5) == [("1", position(1, 1.0).at(2.5)), ("2", position(2, 2.0).at(2.5))]
     assert unbegun.lost(2.9) == []
     assert [name for name, _ in unbegun.lost(9.0)] == ["0"]
-    assert sorted(unbegun) == ["0", "1", "2"], "they have not begun"
+    assert sorted(unbegun.by_request) == ["0", "1", "2"], "they have not begun"
 
 
 def test_those_that_have_begun_are_not_lost() -> None:
@@ -30,5 +30,5 @@ def test_those_that_have_begun_are_not_lost() -> None:
         if place % 5:
             unbegun.discard(str(place))
     unbegun.discard("unknown")
-    assert len(unbegun) == 100
+    assert len(unbegun.by_request) == 100
     assert [name for name, _ in unbegun.lost(1000.0)] == [str(place) for place in range(0, 500, 5)]

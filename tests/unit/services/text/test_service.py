@@ -574,7 +574,7 @@ def test_an_engine_that_cannot_go_on_ends_its_loop_and_only_what_it_had_begun_is
 
         def submit(name: str) -> Sequences:
             request = EngineRequest(name, (97, 98), (), SamplingParams(max_tokens=4, seed=0))
-            return loop.submit(request, on_copied=lambda: None, on_over=lambda: ended.append(name))
+            return loop.submit(request, 6, on_copied=lambda: None, on_over=lambda: ended.append(name))
 
         begun, waiting = submit("begun"), submit("waiting")
         with pytest.raises(InstanceLost, match="the engine has failed"):
@@ -664,7 +664,7 @@ def test_what_waits_is_counted_and_moved_when_it_is_lost_whatever_leaves_meanwhi
                 SamplingParams(max_tokens=100, seed=0, ignore_eos=True),
                 queue_position=queue_position,
             )
-            sequences[name] = loop.submit(asked, on_copied=lambda: None, on_over=lambda: None)
+            sequences[name] = loop.submit(asked, 102, on_copied=lambda: None, on_over=lambda: None)
 
         async with asyncio.TaskGroup() as group:
             running = group.create_task(loop.run())
