@@ -124,7 +124,7 @@ def _growth(view: PoolView, load: PoolLoad, limits: ScalingLimits) -> Decision:
     sick = _sick(view, limits) if breach else ""
     wait_s = predicted_wait_s(view, load)
     waits = wait_s is not None and view.facts.wait_objective_s is not None and wait_s > view.facts.wait_objective_s
-    needed = _needed(view, load, limits, pressed=breach or waits, waits=waits)
+    needed = _needed(view, load, limits, waits=waits)
     goal = view.wanted
     if needed is not None and needed > goal:
         goal = needed
@@ -184,25 +184,30 @@ def predicted_wait_s(view: PoolView, load: PoolLoad) -> float | None:
     return until_started_s + (load.waiting - meanwhile) / ((ready + starting) * view.facts.capacity_per_s)
 
 
-def _needed(view: PoolView, load: PoolLoad, limits: ScalingLimits, *, pressed: bool, waits: bool) -> int | None:
-    if view.facts.capacity_per_s is None or view.facts.capacity_per_s <= 0:
+def _needed(view: PoolView, load: PoolLoad, limits: ScalingLimits, *, waits: bool) -> int | None:
+    """As many as bear what arrives within the objectives, and as work off what ``waits`` while they are never idle."""
+    capacity_per_s = view.facts.capacity_per_s
+    if capacity_per_s is None or capacity_per_s <= 0:
         return None
     per_s = max(load.short_per_s, load.long_per_s)
-    if pressed or load.announced > _AHEAD_S * view.serving * view.facts.capacity_per_s:
+    if waits or load.announced > _AHEAD_S * view.serving * capacity_per_s:
         per_s = max(per_s, load.burst_per_s)
     per_s += load.announced / limits.recover_s  # an earlier stage that has grown passes it on at once
+    needed = replicas(per_s, capacity_per_s)
     if waits:
-        per_s += load.waiting / limits.recover_s + _queued_meanwhile_per_s(view, per_s, limits)
-    return max(0, replicas(per_s, view.facts.capacity_per_s) - view.switched)
+        busy_per_s = max(capacity_per_s, view.facts.busy_per_s or 0.0)
+        queued_per_s = load.waiting / limits.recover_s + _queued_meanwhile_per_s(view, per_s, busy_per_s, limits)
+        needed = max(needed, replicas(per_s + queued_per_s, busy_per_s))
+    return max(0, needed - view.switched)
 
 
-def _queued_meanwhile_per_s(view: PoolView, per_s: float, limits: ScalingLimits) -> float:
+def _queued_meanwhile_per_s(view: PoolView, per_s: float, busy_per_s: float, limits: ScalingLimits) -> float:
     """To work off what queues up until an instance ordered now is ready, beside what is ready or starting.
 
     It is to be worked off in the recovery time, or in the start time where that is longer: so this at most doubles what is lacking.
     """
     there = view.serving + view.count(InstancePhase.STARTING)
-    lacking_per_s = max(0.0, per_s - there * (view.facts.capacity_per_s or 0.0))
+    lacking_per_s = max(0.0, per_s - there * busy_per_s)
     return lacking_per_s * view.start_s / max(view.start_s, limits.recover_s)
 
 

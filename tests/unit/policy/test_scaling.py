@@ -64,16 +64,24 @@ def test_the_larger_of_the_short_and_the_long_window_counts() -> None:
         assert decide(replace(VIEW, load=load), LIMITS).target == 4
 
 
-def test_a_burst_of_seconds_counts_only_with_a_sign_of_pressure() -> None:
-    burst = PoolLoad(301, 150, 150, 0, 0, 1)
+def test_a_burst_of_seconds_counts_only_while_requests_wait() -> None:
+    burst = PoolLoad(501, 150, 150, 0, 0, 1)
     assert decide(replace(VIEW, load=burst), LIMITS).target == 2
-    assert decide(replace(VIEW, load=burst, attainment=BAD), LIMITS).target == 4
-    assert decide(replace(VIEW, load=replace(burst, waiting=300)), LIMITS).target == 4
+    assert decide(replace(VIEW, load=replace(burst, waiting=300)), LIMITS).target == 6
+    cured = decide(replace(VIEW, load=burst, attainment=BAD), LIMITS)
+    assert (cured.target, cured.why) == (3, Why.BREACH), "its misses may be from before the last growth"
 
 
 def test_a_queue_that_breaks_its_objective_is_worked_off() -> None:
     decision = decide(replace(VIEW, load=load(150, waiting=1500)), LIMITS)
     assert (decision.needed, decision.target, decision.why) == (3, 3, Why.WAIT)
+
+
+def test_a_queue_is_worked_off_by_instances_that_are_never_idle() -> None:
+    busy = replace(VIEW, facts=PoolFacts(100.0, 1.0, busy_per_s=200.0), start_s=0.0)
+    assert decide(replace(busy, load=load(400, waiting=3000)), LIMITS).needed == 4, "in 15 s they could do 12,000"
+    assert decide(replace(busy, load=load(400, waiting=15_000)), LIMITS).needed == 7
+    assert decide(replace(VIEW, load=load(400, waiting=3000), start_s=0.0), LIMITS).needed == 6, "if that is unknown"
 
 
 def test_a_wait_takes_what_is_starting_into_account() -> None:
@@ -304,7 +312,10 @@ views = st.builds(
     load=st.none() | st.builds(PoolLoad, rates, rates, rates, rates, rates, st.floats(0, 1), rates),
     report_age_s=st.none() | st.floats(0, 40),
     facts=st.builds(
-        PoolFacts, capacity_per_s=st.none() | st.floats(1, 500), wait_objective_s=st.none() | st.floats(0.1, 10)
+        PoolFacts,
+        capacity_per_s=st.none() | st.floats(1, 500),
+        wait_objective_s=st.none() | st.floats(0.1, 10),
+        busy_per_s=st.none() | st.floats(1, 1000),
     ),
     attainment=st.builds(Judged, st.integers(0, 200), st.integers(0, 50)),
     start_s=st.floats(0, 60),

@@ -89,6 +89,15 @@ def test_without_scaling_the_same_burst_is_missed() -> None:
     assert cluster.machines["e"].records(cluster.now_s)[-1].decision.saturated
 
 
+def test_a_burst_gets_no_more_instances_than_work_off_its_queue() -> None:
+    """Instances bear half of what they work off while they are never idle."""
+    facts = PoolFacts(500.0, 1.0, busy_per_s=1000.0)
+    cluster = Modelled(lambda at_s: burst(at_s, factor=2.45), flat, start_s=15.0, facts=lambda _: facts)
+    cluster.run(170)
+    assert max(size for _, size in cluster.changes("e")) == 5, "a load of 4.9 instances"
+    assert cluster.attainment(140, 170) == 1.0
+
+
 def test_after_the_burst_the_pool_shrinks_by_one_per_period_and_keeps_its_objective() -> None:
     cluster = Modelled(burst, flat, FAST)
     cluster.run(1500)
