@@ -152,7 +152,7 @@ def _load(text_tokens: int, images: int) -> Iterator[Row]:
     gain = parts(more).tokens_per_s / engines(more).tokens_per_s
     yield Row(
         "throughput", f"{what}: gain of tokens/s, %", 10, 100 * (gain - 1), f"at {more.rate:.1f} requests/s, a fourth above what engines in lock step bear; {stepped}",
-        "of requests that all have answers in the end; the post names no rate", until=30,
+        "tokens of answers over the time to the last of them: both systems make what is asked for, and engines in lock step end later by their longer answers alone", until=30,
     )  # fmt: skip
 
 
