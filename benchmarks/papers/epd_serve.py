@@ -591,7 +591,7 @@ def _audio() -> Iterator[Row]:
             text_tokens="22",
             output_tokens="10",
         )
-        return mean(ttft_s <= AUDIO_TTFT_SLO_S for ttft_s in serve(made, plan(load, rate, 400, 1)).ttfts_s)
+        return mean(ttft_s <= AUDIO_TTFT_SLO_S for ttft_s in serve(made, plan(load, rate, 2 * REQUESTS, 1)).ttfts_s)
 
     low_s, high_s = 0.0, 4.0 / (SOUNDS * SOUND_TOKENS)
     for _ in range(10):

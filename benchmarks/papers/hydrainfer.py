@@ -246,8 +246,9 @@ def _migrations() -> Iterator[Row]:
     pulled_s = sum(use.busy_s.get("pull", 0.0) for use in outcome.instances)
     latency_s = sum(record.end_s for record in outcome.records)
     assumed = f"LLaVA-1.5 on 1E3P4D at {SWEEP_RATE:g} requests/s; {TEXTCAPS.assumed}"
-    whole_ms = sum(pulls_ms[Role.D]) / REQUESTS
-    parts = f"{len(pulls_ms[Role.D]) / REQUESTS:.0f} pulls of parts make {whole_ms:.1f} ms for the keys and values of a request"
+    requests = len(outcome.records)
+    whole_ms = sum(pulls_ms[Role.D]) / requests
+    parts = f"{len(pulls_ms[Role.D]) / requests:.0f} pulls of parts make {whole_ms:.1f} ms for the keys and values of a request"
     yield Row("fig. 13", "migrations, % of the latency", 1.0, 100 * pulled_s / latency_s, assumed, parts, is_bound=True)
     yield Row(
         "5.5", "95th percentile of an image's migration, ms", 2.0, percentile(pulls_ms[Role.P], 95), assumed, parts, is_bound=True

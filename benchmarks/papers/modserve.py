@@ -351,10 +351,10 @@ def _throughput(name: str) -> Iterator[Row]:
         for factor in FACTORS:
             held, own = apart.held(factor, alone), curve.held(factor, alone)
             published = figures.most_throughput if factor == FACTORS[-1] else figures.throughput
-            reason = f"{own:.1f} against {held:.1f} requests/s; alone a request takes {1000 * alone[0]:.0f} ms, or {1000 * alone[1]:.0f} ms with an image; {bears}"
+            reason = f"the monoliths bear {own:.1f} requests/s and the decoupled instances {held:.1f}; alone a request takes {1000 * alone[0]:.0f} ms, or {1000 * alone[1]:.0f} ms with an image; {bears}"
             yield Row(
                 "fig. 17" if factor == FACTORS[-1] else "fig. 15", f"{name}: throughput over that of {system}, at {factor:g} times", published,
-                held / own if own else None, f"P99 of TTFT within so many times that of a request alone at the monolith; {cumulated or ASSUMED}", reason,
+                held / own if own else None, f"P99 of TTFT within so many times that of a request alone at the monolith; {'; '.join(part for part in (ASSUMED, cumulated) if part)}", reason,
             )  # fmt: skip
 
 
@@ -398,9 +398,9 @@ def _steps(name: str) -> Iterator[Row]:
             ):
                 yield replace(row, assumption=f"{assumed}; {cumulated}" if cumulated else assumed, differs=bears)
     routed = 100 * (runs[2].ttft_s / runs[1].ttft_s - 1)
-    for step, published, before, after in (
-        ("order", figures.steps[1], *runs[:2]),
-        ("routing", figures.steps[2], *runs[1:]),
+    for step, published, (before, after) in (
+        ("order", figures.steps[1], runs[:2]),
+        ("routing", figures.steps[2], runs[1:]),
     ):
         text, image = (
             100 * (after.of(wanted).ttft_s / before.of(wanted).ttft_s - 1) for wanted in (has_text_alone, has_images)
