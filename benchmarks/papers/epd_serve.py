@@ -1,18 +1,31 @@
-"""EPD-Serve: weights that stages do not hold (section 4.3), and what memory bears (tables 2, 3 and 8).
+"""EPD-Serve: weights that stages do not hold (section 4.3), what memory bears (tables 2, 3 and 8), and simulated: latencies, attainment,
+ablations and throughput.
 
 Memory per patch or image depends on engines that the paper does not describe. But it is one number for each model and
 system: so one row of a table, or two where there is a constant part, give the others. Counts are rounded
 down: the capacity is taken to be in the middle between that of the given count and of one more.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, Self
 
 from benchmarks.papers.rows import Row
-from benchmarks.papers.simulation import Served, at_once, cluster, costs, goodput, mix, plan, serve, with_encoder
+from benchmarks.papers.simulation import (
+    Served,
+    at_once,
+    cluster,
+    costs,
+    eager,
+    goodput,
+    mix,
+    plan,
+    serve,
+    with_encoder,
+)
 from triptych.cli.presets import PresetName
 from triptych.domain.architecture import linear
 from triptych.domain.embedding import DType
@@ -65,11 +78,19 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
 SAVED = {"MiniCPM-V 2.6": (95, 5), "InternVL2-8B": (96.2, 3.7), "InternVL2-26B": (78.3, 21.6)}
 """Weights that encode and prefill instances do not hold, %."""
 TABLE_3 = {
-    # patches of an image, at each resolution: batches of ten images that fit encode and prefill instances
-    "MiniCPM-V 2.6": {1: (49, 86), 3: (16, 29), 10: (4, 9)},
-    "InternVL2-8B": {3: (67, 10), 13: (15, 2)},
-    "InternVL2-26B": {3: (22, 4), 13: (6, 1)},
+    # patches of an image, at each resolution: batches of ten images that fit encode and prefill instances, and those that do both
+    "MiniCPM-V 2.6": {1: (49, 86, 7), 3: (16, 29, 2), 10: (4, 9, 0)},
+    "InternVL2-8B": {3: (67, 10, 9), 13: (15, 2, 2)},
+    "InternVL2-26B": {3: (22, 4, 1), 13: (6, 1, 0)},
 }
+CONTEXT_IMAGES = {"InternVL2-8B": 19}
+"""Images of any size that the context has room for, by table 2."""
+BEYOND_CONTEXT = (
+    ("MiniCPM-V 2.6", 80, 640, 32_768),
+    ("InternVL2-8B", 20, 3328, 65_536),
+    ("InternVL2-26B", 40, 3328, 92_160),
+)
+"""By table 8: images, the tokens of each, and the longest context with which they do not fit."""
 TABLE_2 = {
     # images that fit a request, at each number of patches: DistServe and EPD
     "MiniCPM-V 2.6": {1: (77, 490), 3: (26, 165), 10: (7, 49)},
@@ -98,15 +119,37 @@ def rows() -> Iterator[Row]:
         share = 100 * tower_share(name)
         yield Row("4.3", f"{name}: encode instances save, %", encode, 100 - share, "the tower without its projector")
         yield Row("4.3", f"{name}: prefill instances save, %", prefill, share, "the tower without its projector")
-    for table, published, systems in (("3", TABLE_3, ("encode", "prefill")), ("2", TABLE_2, ("DistServe", "EPD"))):
+    for table, published, systems in (
+        ("3", TABLE_3, ("encode", "prefill", "DistServe")),
+        ("2", TABLE_2, ("DistServe", "EPD")),
+    ):
         for name, by_patches in published.items():
             for column, system in enumerate(systems):
                 yield from _by_patches(
                     table, f"{name}, {system}", {patches: both[column] for patches, both in by_patches.items()}
                 )
+    yield from _by_context()
     for name, by_images in TABLE_8.items():
         for column, system in enumerate(("DistServe", "EPD")):
             yield from _by_images(f"{name}, {system}", {images: both[column] for images, both in by_images.items()})
+
+
+def _by_context() -> Iterator[Row]:
+    for name, images in CONTEXT_IMAGES.items():
+        for patches in (3, 13):
+            yield Row(
+                "2", f"{name}, EPD: images of {patches} patches in a context", images, 65_536 // (256 * patches), "65,536 positions, as internlm2_5-7b-chat has them",
+                "19 images of three patches are 14,592 tokens: the table has the limit of 13 patches at each resolution, and E.1 states one of 32,768",
+            )  # fmt: skip
+    for name, images, tokens, context in BEYOND_CONTEXT:
+        fitting = context // tokens
+        yield Row(
+            "8",
+            f"{name}: {images} images",
+            None,
+            images if images <= fitting else None,
+            f"{images * tokens:,} tokens of {context:,}",
+        )
 
 
 def _by_patches(table: str, what: str, counts: Mapping[int, int]) -> Iterator[Row]:
@@ -118,7 +161,14 @@ def _by_patches(table: str, what: str, counts: Mapping[int, int]) -> Iterator[Ro
             f"{(count + 1) * patches}, in the same units"
         )
         ours = (2 * most + 1) * first // (2 * patches)
-        yield Row(table, f"{what}: {patches} patches an image", count, ours, f"from {most} of {first}", differs)
+        yield Row(
+            table,
+            f"{what}: {patches} patches an image",
+            count or None,
+            ours or None,
+            f"from {most} of {first}",
+            differs,
+        )
 
 
 def _by_images(what: str, left: Mapping[int, float | None]) -> Iterator[Row]:
@@ -154,7 +204,7 @@ TABLE_1 = {8: (0.42, 0.42, 0.24), 16: (0.82, 0.81, 0.30), 32: (1.59, 1.54, 0.49)
 """By frames of a video: mean TTFT, s, of vLLM, DistServe and EPD, at 1 request/s."""
 TABLE_5 = {"goodput, requests/s": (1.25, 0.56), "TTFT, s": (2.12, 4.48), "TPOT, s": (0.031, 0.025)}
 """The optimizer's configuration, and random ones on average. The latencies are at 1.25 requests/s."""
-TABLE_6 = {"latency, s": (28.01, 61.10), "TPOT, s": (0.05, 0.12)}
+TABLE_6 = {"latency, s": (28.01, 61.10), "TTFT, s": (1.42, 1.33), "TPOT, s": (0.05, 0.12)}
 """With switching of roles and without."""
 TABLE_9 = {2: (1.40, 0.04), 4: (2.60, 0.04), 6: (3.90, 0.06), 8: (5.10, 0.06)}
 """Objectives of TTFT and TPOT of MiniCPM-V, s, by images."""
@@ -190,10 +240,11 @@ def minicpm(
     most: int = 1,
     batch: int = 1,
     preset: PresetName | None = None,
+    audio: bool = False,
 ) -> Deployment:
-    """MiniCPM-V with such costs: rows of patches stand for slices, which are the units of an image."""
+    """MiniCPM-V, without graphs (E.1), or with ``audio`` Ultravox's language model, with such costs: rows of patches stand for slices, which are the units of an image."""
     made = cluster(
-        CONFIGS[MINICPM], roles, DEVICE, preset=preset,
+        AUDIO if audio else CONFIGS[MINICPM], roles, DEVICE, preset=preset,
         router=(*FIRST_COME, "--sharding=never"),
         encoder=(f"--max-batch-items={batch}", "--max-batch-tokens=65536"),
         text=(f"--max-sequences={most}", "--token-budget=32768"),
@@ -202,7 +253,8 @@ def minicpm(
     family = FakeFamily(
         _PATCH_PX, 1 << 16, hidden_size=made.model.hidden_size, context_length=made.model.context_length
     )
-    return with_encoder(replace(made, family=family), measured.token_s)
+    layers = 32 if audio else 28
+    return eager(with_encoder(replace(made, family=family), measured.token_s), layers)
 
 
 def slices(number: int) -> Size:
@@ -228,14 +280,11 @@ def table_4_costs() -> MeasuredCosts:
     return MeasuredCosts.of(first, second, SLICES * SLICE_TOKENS, prefill_s(SLICES * SLICE_TOKENS))
 
 
-def simulated() -> Iterator[Row]:
-    yield from _table_4()
-    yield from _table_1()
-    yield from _table_5()
-    yield from _table_6()
-    yield from _reductions()
-    yield from _offline()
-    yield from _attainment()
+def simulated() -> Sequence[Callable[[], Iterable[Row]]]:
+    return [
+        _table_4, _table_1, _table_5, _table_6, *(partial(_reductions, name) for name in REDUCTIONS), _offline, _attainment, _audio, _videos,
+        _processing_units,
+    ]  # fmt: skip
 
 
 def _table_4() -> Iterator[Row]:
@@ -246,17 +295,24 @@ def _table_4() -> Iterator[Row]:
         "images; whole images on 6E1P1D (E.4)"
     )
     made = minicpm("E:6,P:1,D:1", measured)
+    found: dict[tuple[int, bool], float] = {}
     for images, (with_it, without) in TABLE_4.items():
         for what, published, together in (("with", with_it, False), ("without", without, True)):
             if together and images <= 4:
                 continue
             load = requests_of(images, SLICES, together=together)
-            ours = serve(made, plan(load, RATE, REQUESTS, 1)).ttft_s + measured.request_s
+            ours = found[images, together] = serve(made, plan(load, RATE, REQUESTS, 1)).ttft_s + measured.request_s
             left_s = with_it - -(-images // 6) * image_s - images * prefill_s(SLICES * SLICE_TOKENS)
             differs = f"this row leaves {left_s:.2f} s of a request beside encoding and prefill, those without it {measured.request_s:.2f} s"
             yield Row(
                 "4", f"{what} intra-request parallelism, {images} images: TTFT, s", published, ours, assumed, differs
             )
+    reduced = {images: 1 - found[images, False] / found[images, True] for images, together in found if together}
+    highest = max(1 - with_it / without for with_it, without in TABLE_4.values())
+    yield Row(
+        "4.2", "MiniCPM-V 2.6: largest reduction of TTFT against DistServe, %", 71.9, 100 * max(reduced.values()), f"{assumed}; of 6 and 8 images",
+        f"table 4 has at most {highest:.0%} of the same requests",
+    )  # fmt: skip
 
 
 def _table_1() -> Iterator[Row]:
@@ -320,9 +376,9 @@ def _table_5() -> Iterator[Row]:
         "TPOT, s": ("", ""),
     }
     step_ms = 1000 * costs(minicpm("E:6,P:1,D:1", measured), ModelPart.DECODER).decode_s(1, 4000).value
-    eager = f"a step is computed to take {step_ms:.0f} ms, as a recorded graph; the paper runs without graphs"
+    stepping = f"a step is computed to take {step_ms:.0f} ms without graphs, in which Triptych's engine starts kernels; the paper's is vLLM 0.6.1's"
     for what, (optimized, random_ones) in TABLE_5.items():
-        reasons = (eager, eager) if what.startswith("TPOT") else differs[what]
+        reasons = (stepping, stepping) if what.startswith("TPOT") else differs[what]
         yield Row(
             "5",
             f"6E1P1D: {what}",
@@ -337,7 +393,12 @@ def _table_5() -> Iterator[Row]:
         )  # fmt: skip
     best = max(found, key=lambda roles: found[roles][0])
     yield Row(
-        "5", "encoders of the allocation with the highest goodput", 6, encoders_of(best), "costs of table 4's rows"
+        "5",
+        "encoders of the allocation with the highest goodput",
+        6,
+        encoders_of(best),
+        "costs of table 4's rows",
+        f"{best} bears {found[best][0]:.2f} requests/s and E:6,P:1,D:1 {rate:.2f}",
     )
 
 
@@ -364,19 +425,21 @@ def _table_6() -> Iterator[Row]:
     step_ms = 1000 * costs(minicpm(start, measured), ModelPart.DECODER).decode_s(1, 1024).value
     batch = f"45 answers of 500 steps of {step_ms:.0f} ms one after another on each of two instances; with batches of 128 it is {at_128.latency_s:.1f} s"
     assumed = "one sequence in a step, as E.1 has it for requests online"
-    (latency, latency_without), (tpot, tpot_without) = TABLE_6.values()
+    (latency, latency_without), ttfts, (tpot, tpot_without) = TABLE_6.values()
     yield Row(
-        "6",
-        "latency without switching over that with it",
-        latency_without / latency,
-        without.latency_s / switching.latency_s,
-        assumed,
-    )
+        "6", "latency without switching over that with it", latency_without / latency, without.latency_s / switching.latency_s, assumed,
+        f"{without.latency_s:.0f} against {switching.latency_s:.0f} s: three more instances of two decode, once roles have switched",
+    )  # fmt: skip
     yield Row(
         "6", "TPOT without switching over that with it", tpot_without / tpot, without.tpot_s / switching.tpot_s, assumed,
         "TPOT counts the wait before the second token, and is rounded to 0.05: the published ratio lies between 2.1 and 2.8",
     )  # fmt: skip
     yield Row("6", "latency without switching, s", latency_without, without.latency_s, assumed, batch)
+    for what, value, served in zip(("with", "without"), ttfts, (switching, without), strict=True):
+        yield Row(
+            "6", f"TTFT {what} switching, s", value, served.ttft_s + measured.request_s, assumed,
+            f"five encoders bear {5 / (SLICES * SLICE_TOKENS * measured.token_s):.1f} requests/s at the costs of table 4, and three arrive in a second",
+        )  # fmt: skip
     yield Row(
         "6",
         "latency with switching, s",
@@ -387,67 +450,200 @@ def _table_6() -> Iterator[Row]:
     )
 
 
-def _reductions() -> Iterator[Row]:
-    """From the configurations alone: encoding as computed, preparation as in the catalogue."""
-    for name, (rate, published) in REDUCTIONS.items():
-        apart, together = (
-            cluster(
-                CONFIGS[name],
-                roles,
-                DEVICE,
-                router=(*FIRST_COME, "--sharding=never"),
-                encoder=BATCH_OF_ONE,
-                text=SINGLE,
-            )
-            for roles in ("E:5,P:2,D:1", "EP:1,D:1")
-        )
-        reductions = []
-        for images in (2, 8):
-            load = mix(images=str(images), size=Size(4032, 3024), text_tokens="22", output_tokens="10")
-            ttfts_s = [
-                serve(made, plan(load, rate_per_s, 12, 1)).ttft_s
-                for made, rate_per_s in ((apart, rate), (together, rate / 20))
-            ]
-            reductions.append(100 * (1 - ttfts_s[0] / ttfts_s[1]))
-        tokens = IMAGE_TOKENS[name]
-        encode_s = costs(apart, ModelPart.ENCODER).encode_s(tokens).value
-        prefill = costs(apart, ModelPart.DECODER)
-        image_s = prefill.prefill_s(2 * tokens).value - prefill.prefill_s(tokens).value
-        differs = (
-            f"an image is computed to take {1000 * encode_s:.0f} ms to encode and {1000 * image_s:.0f} ms to prefill; with 8 images on five "
-            f"encoders, {published} % need {1000 * image_s * published / (75 - published):.0f} ms to encode, with preparation"
-        )
+def _of_configuration(name: str, roles: str, device: str = DEVICE) -> Deployment:
+    """Encoding as computed, and preparation as in the catalogue."""
+    return cluster(
+        CONFIGS[name], roles, device, router=(*FIRST_COME, "--sharding=never"), encoder=BATCH_OF_ONE, text=SINGLE
+    )
+
+
+def _reduction(name: str, images: int, rate: float, device: str = DEVICE) -> float:
+    """Of TTFT by 5E2P1D, against a request alone at an instance that encodes and prefills, %."""
+    load = mix(images=str(images), size=Size(4032, 3024), text_tokens="22", output_tokens="10")
+    apart, together = (
+        serve(_of_configuration(name, roles, device), plan(load, rate_per_s, 12, 1)).ttft_s
+        for roles, rate_per_s in (("E:5,P:2,D:1", rate), ("EP:1,D:1", rate / 20))
+    )
+    return 100 * (1 - apart / together)
+
+
+def _reductions(name: str) -> Iterator[Row]:
+    rate, published = REDUCTIONS[name]
+    made, tokens = _of_configuration(name, "E:5,P:2,D:1"), IMAGE_TOKENS[name]
+    encode_s = costs(made, ModelPart.ENCODER).encode_s(tokens).value
+    prefill = costs(made, ModelPart.DECODER)
+    image_s = prefill.prefill_s(2 * tokens).value - prefill.prefill_s(tokens).value
+    differs = (
+        f"an image is computed to take {1000 * encode_s:.0f} ms to encode and {1000 * image_s:.0f} ms to prefill; with 8 images on five "
+        f"encoders, {published} % need {1000 * image_s * published / (75 - published):.0f} ms to encode, with preparation"
+    )
+    yield Row(
+        "4.2", f"{name}: largest reduction of TTFT against DistServe, %", published, max(_reduction(name, images, rate) for images in (2, 8)),
+        "from the configuration alone, of 2 and 8 images; 5E2P1D against a request alone at an instance that encodes and prefills", differs,
+    )  # fmt: skip
+
+
+def _processing_units() -> Iterator[Row]:
+    """Section 4.5."""
+    name = "InternVL2-8B"
+    for device, title, published in ((DEVICE, "GPUs", 24.4), ("ascend-910b", "NPUs", 35.2)):
         yield Row(
-            "4.2", f"{name}: largest reduction of TTFT against DistServe, %", published, max(reductions),
-            "from the configuration alone, of 2 and 8 images; 5E2P1D against a request alone at an instance that encodes and prefills", differs,
+            "4.5", f"{name}, 8 images: reduction of TTFT on {title}, %", published, _reduction(name, 8, 0.08, device), "from the configuration alone; 5E2P1D",
+            "both devices have one efficiency for encoder and decoder in the catalogue, so the ratio of their times is nearly the same on both; published "
+            "times are of stages with 10 to 20 % more encoding on NPUs, which only a profile shows",
         )  # fmt: skip
 
 
 def _offline() -> Iterator[Row]:
-    """Throughput of 1,000 requests with an image each that are all there, by the number of encoders."""
-    measured, load = table_4_costs(), requests_of(1, SLICES)
-    rates = {}
-    for encoders in range(1, 7):
-        made = minicpm(f"E:{encoders},P:{7 - encoders},D:1", measured, batch=8, most=128)
-        rates[encoders] = serve(made, at_once(load, 300, 1)).requests_per_s
-    image_s = SLICES * SLICE_TOKENS * measured.token_s
+    """Throughput of 1,000 requests that are all there, by the number of encoders, of images, and by batches."""
+    measured = table_4_costs()
+
+    def rate(roles: str, images: int, batch: int, *, together: bool = False) -> float:
+        made = minicpm(roles, measured, batch=batch, most=128)
+        return serve(made, at_once(requests_of(images, SLICES, together=together), 300, 1)).requests_per_s
+
+    rates = {encoders: rate(f"E:{encoders},P:{7 - encoders},D:1", 1, 8) for encoders in range(1, 7)}
+    image_s, prompt_s = SLICES * SLICE_TOKENS * measured.token_s, prefill_s(640)
+    assumed = "costs of table 4's rows; 300 of the 1,000 requests"
     yield Row(
-        "fig. 10", "encoders with the highest throughput, of 7 encoders and prefill instances", 5, max(rates, key=lambda at: rates[at]),
-        "costs of table 4's rows; 300 of the 1,000 requests",
-        f"6 encoders bear {6 / image_s:.1f} images/s and one prefill instance {1 / prefill_s(640):.1f}; E.4 finds 6E1P1D as well",
+        "fig. 10", "encoders with the highest throughput, of 7 encoders and prefill instances", 5, max(rates, key=lambda at: rates[at]), assumed,
+        f"6 encoders bear {6 / image_s:.1f} images/s and one prefill instance {1 / prompt_s:.1f}; E.4 finds 6E1P1D as well",
     )  # fmt: skip
+    whole = rate("EP:7,D:1", 1, 1)
+    yield Row(
+        "fig. 10", "DistServe's throughput over that of 5E2P1D, at 1 image", 1, whole / rates[5], f"{assumed}; DistServe with 7P1D and batches of 1",
+        f"seven devices that encode {1000 * image_s:.0f} ms and prefill {1000 * prompt_s:.0f} ms of each image bear {7 / (image_s + prompt_s):.1f}/s, five that only "
+        f"encode {5 / image_s:.1f}: the gain is that of batches, which these costs do not have", is_bound=True,
+    )  # fmt: skip
+    single = rate("E:5,P:2,D:1", 1, 1)
+    yield Row(
+        "fig. 10",
+        "throughput with batches of 1 over that with batches of 8",
+        1,
+        single / rates[5],
+        f"{assumed}; 5E2P1D",
+    )
+
+
+ATTAINED = 10
+"""DistServe and vLLM "often maintain less than 10 % SLO attainment"."""
 
 
 def _attainment() -> Iterator[Row]:
-    """Section 4.1 says that the baselines often attain less than 10 %."""
+    """Section 4.1: at 0.1 requests/s, and the highest rate at which nine of ten requests meet the objectives."""
     measured = table_4_costs()
-    made = minicpm("EP:7,D:1", measured)
-    images, most = 4, 10
-    ttft_slo_s, tpot_slo_s = TABLE_9[images]
-    served = serve(made, plan(requests_of(images, SLICES, together=True), 0.1, REQUESTS, 1))
-    yield Row(
-        "4.1", f"DistServe, {images} images: attainment at 0.1 requests/s, %", most,
-        100 * served.attained(ttft_slo_s - measured.request_s, tpot_slo_s), "costs of table 4's rows; 7P1D",
-        f"contradicts table 4, which has a TTFT of {TABLE_4[images][1]} s without intra-request parallelism; the objective is {ttft_slo_s} s",
-        is_bound=True,
-    )  # fmt: skip
+    systems = {"vLLM": ("EPD:8", True), "DistServe": ("EP:7,D:1", True), "EPD": ("E:5,P:2,D:1", False)}
+    for images, (ttft_slo_s, tpot_slo_s) in TABLE_9.items():
+        held: dict[str, float] = {}
+        for system, (roles, together) in systems.items():
+            made, load = minicpm(roles, measured), requests_of(images, SLICES, together=together)
+
+            def attained(
+                rate: float,
+                made: Deployment = made,
+                load: Mix = load,
+                slos: tuple[float, float] = (ttft_slo_s, tpot_slo_s),
+            ) -> float:
+                return serve(made, plan(load, rate, REQUESTS, 1)).attained(slos[0] - measured.request_s, slos[1])
+
+            held[system] = goodput(lambda rate, attained=attained: attained(rate) >= 0.9, 0.05, 3.2, precision=0.1)
+            if system != "EPD":
+                yield Row(
+                    "4.1", f"{system}, {images} images: attainment at 0.1 requests/s, %", ATTAINED, 100 * attained(0.1), f"costs of table 4's rows; {roles}",
+                    f"contradicts table 4, which has a TTFT of {TABLE_4[images][1]} s without intra-request parallelism; the objective is {ttft_slo_s} s",
+                    is_bound=True,
+                )  # fmt: skip
+        for system in ("vLLM", "DistServe"):
+            yield Row(
+                "4.1", f"{images} images: goodput of {system} over EPD's", 1, held[system] / held["EPD"], "costs of table 4's rows; EPD with 5E2P1D, batches of 1",
+                f"{held[system]:.2f} against {held['EPD']:.2f} requests/s: each of the seven or eight devices encodes, and only five do of EPD's, which have the "
+                "shorter latency below that load", is_bound=True,
+            )  # fmt: skip
+
+
+AUDIO: Mapping[str, Any] = {
+    "model_type": "llava", "image_token_index": 1, "vision_feature_select_strategy": "full",
+    "text_config": {
+        "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 131072,
+    },
+    "vision_config": CONFIGS["MiniCPM-V 2.6"]["vision_config"],
+}  # fmt: skip
+"""Ultravox's language model. Its encoder costs what is found; the one here is never computed."""
+SOUNDS, SOUND_TOKENS = 24, 64
+TABLE_7 = {0.10: (0.99, 0.99, 0.99), 0.50: (0.99, 0.89, 1.00), 1.00: (0.91, 0.72, 0.96), 1.15: (0.87, 0.68, 0.93)}
+"""By rate: attainment of vLLM, DistServe and EPD."""
+AUDIO_GOODPUT = {"vLLM": 1.01, "DistServe": 0.45, "EPD": 1.16}
+AUDIO_ROLES = {"vLLM": "EPD:4", "DistServe": "EP:3,D:1", "EPD": "E:2,P:1,D:1"}
+AUDIO_TTFT_SLO_S = 2.0
+
+
+def _audio() -> Iterator[Row]:
+    """Table 7: the time of encoding from vLLM's goodput, and with it the others."""
+
+    def attained(system: str, token_s: float, rate: float) -> float:
+        made = minicpm(AUDIO_ROLES[system], MeasuredCosts(token_s, 0.0), audio=True)
+        together = system != "EPD"
+        number, items = (1, SOUNDS) if together else (SOUNDS, 1)
+        load = mix(
+            images=str(number),
+            size=Size(_PATCH_PX * SOUND_TOKENS, _PATCH_PX * items),
+            text_tokens="22",
+            output_tokens="10",
+        )
+        return mean(ttft_s <= AUDIO_TTFT_SLO_S for ttft_s in serve(made, plan(load, rate, 2 * REQUESTS, 1)).ttfts_s)
+
+    low_s, high_s = 0.0, 4.0 / (SOUNDS * SOUND_TOKENS)
+    for _ in range(10):
+        middle_s = (low_s + high_s) / 2
+        held = attained("vLLM", middle_s, AUDIO_GOODPUT["vLLM"]) >= 0.9
+        low_s, high_s = (middle_s, high_s) if held else (low_s, middle_s)
+    sounds_s = SOUNDS * SOUND_TOKENS * low_s
+    assumed = (
+        f"{sounds_s:.2f} s to encode the {SOUNDS} sounds of a request, from vLLM's goodput; {SOUND_TOKENS} tokens each, 10 of the answer, batches of 1; TTFT alone, as "
+        "a step without graphs is computed to exceed the 25 ms of the objective"
+    )
+    differs = {
+        "vLLM": "one time of encoding gives the goodput and a steeper fall around it: the published requests differ more than 24 equal sounds",
+        "DistServe": (
+            f"three of the four devices encode, so {3 / 4 * AUDIO_GOODPUT['vLLM']:.2f} requests/s are borne as vLLM bears {AUDIO_GOODPUT['vLLM']}; the published "
+            "figure is below half of it at three quarters of the devices"
+        ),
+        "EPD": (
+            f"two encoders bear {2 / sounds_s:.2f} requests/s where vLLM's four bear {4 / sounds_s:.2f}: the published figure needs encoding to take "
+            f"{2 / AUDIO_GOODPUT['EPD']:.2f} s at most, and vLLM's some more"
+        ),
+    }
+    for column, system in enumerate(AUDIO_GOODPUT):
+        for rate, published in TABLE_7.items():
+            yield Row(
+                "7", f"{system}, {SOUNDS} sounds at {rate:g} requests/s: attainment, %", 100 * published[column], 100 * attained(system, low_s, rate), assumed, differs[system]
+            )  # fmt: skip
+        if system != "vLLM":
+            found = goodput(lambda rate, system=system: attained(system, low_s, rate) >= 0.9, 0.1, 3.2, precision=0.05)
+            yield Row(
+                "7",
+                f"{system}, {SOUNDS} sounds: goodput, requests/s",
+                AUDIO_GOODPUT[system],
+                found,
+                assumed,
+                differs[system],
+            )
+
+
+def _videos() -> Iterator[Row]:
+    """Section 4.1: NextQA with 8 frames and Video-MME with 64, with the costs that table 1 gives of DistServe."""
+    first, second = ((frames, TABLE_1[frames][1]) for frames in (8, 16))
+    measured = MeasuredCosts.of(first, second, SLICE_TOKENS, prefill_s(SLICE_TOKENS))
+    for name, frames, ttft_slo_s, tokens in (("NextQA", 8, 5.60, "3"), ("Video-MME", 64, 3.1, "2")):
+        for system, roles in (("vLLM", "EPD:8"), ("DistServe", "EP:7,D:1"), ("EPD", "E:5,P:2,D:1")):
+            made = minicpm(roles, measured)
+            load = requests_of(frames, 1, together=system != "EPD", output_tokens=tokens)
+            ttfts_s = serve(made, plan(load, 0.25, REQUESTS, 1)).ttfts_s
+            share = 100 * mean(ttft_s + measured.request_s <= ttft_slo_s for ttft_s in ttfts_s)
+            published, until = (90, 100) if system == "EPD" else (90, None)
+            yield Row(
+                "4.1", f"{name}, {system}: attainment at 0.25 requests/s, %", published, share, "costs of table 1's rows; the TTFT objective alone",
+                f"only EPD is said to attain 90 % at low rates, but table 1 has a mean TTFT of {TABLE_1[frames][0]} s at 1 request/s for vLLM and the objective is "
+                f"{ttft_slo_s} s", is_bound=system != "EPD", until=until,
+            )  # fmt: skip

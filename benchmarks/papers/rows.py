@@ -22,15 +22,18 @@ class Row:
     """Why it is beyond the tolerance."""
     is_bound: bool = False
     """``published`` is the most that it may be."""
+    until: float | None = None
+    """Of a published range, whose other end is ``published``."""
 
     @property
     def error(self) -> float:
-        """Relative to what was published; infinite if only one of both is a number. 0 within a bound."""
-        if self.is_bound and self.published is not None and self.ours is not None and self.ours <= self.published:
-            return 0.0
+        """Relative to what was published; infinite if only one of both is a number. 0 within a bound or a range."""
         if self.published is None or self.ours is None:
             return 0.0 if self.published is self.ours else float("inf")
-        return abs(self.ours - self.published) / abs(self.published) if self.published else abs(self.ours)
+        ends = sorted((self.published, self.published if self.until is None else self.until))
+        least, most = (float("-inf") if self.is_bound else ends[0]), ends[1]
+        nearest = min(max(self.ours, least), most)
+        return abs(self.ours - nearest) / abs(nearest) if nearest else abs(self.ours)
 
     def document(self, paper: str) -> dict[str, object]:
         """As a file has it; ``remark`` says why it differs, if it does."""
@@ -40,6 +43,7 @@ class Row:
             "table": self.table,
             "what": self.what,
             "published": self.published,
+            "until": self.until,
             "is_bound": self.is_bound,
             "ours": self.ours,
             "error": error,
@@ -61,6 +65,7 @@ def show(title: str, rows: Iterable[Row], console: Console) -> None:
         error = "-" if row.error == 0 else "x" if row.error == float("inf") else f"{row.error:.1%}"
         remarks = "; ".join(text for text in (row.assumption, "" if row.agrees else row.differs) if text)
         published = f"{'<= ' * row.is_bound}{_figure(row.published)}"
+        published += "" if row.until is None else f" to {_figure(row.until)}"
         table.add_row(row.table, row.what, published, _figure(row.ours), error, remarks)
     console.print(table)
 

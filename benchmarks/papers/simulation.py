@@ -2,8 +2,10 @@
 
 import json
 import random
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from statistics import mean
 from tempfile import TemporaryDirectory
@@ -11,13 +13,16 @@ from typing import Any
 
 from triptych.cli.presets import PresetName
 from triptych.cli.simulate.deployment import Hardware, deployment_of
+from triptych.domain.device import Device
+from triptych.domain.profile import Profile
 from triptych.domain.stage import ModelPart, Role
 from triptych.engine.delay import synthetic_encoder_profile
 from triptych.policy.costs import Costs
 from triptych.runtime.catalogue import load_catalogue
 from triptych.sim.machines.run import simulate as by_machines
 from triptych.sim.network import LinkSpeed
-from triptych.sim.run import Simulate
+from triptych.sim.outcome import Outcome
+from triptych.sim.run import HOPS, Simulate
 from triptych.sim.scenario import Deployment, InstanceKind
 from triptych.workload.report import Objectives, Record, percentile
 from triptych.workload.requests import Distribution, Mix, Plan, Planned, Size, synthetic
@@ -50,17 +55,18 @@ def cluster(
     cores: int = 16,
     switches: bool = False,
     over_network: bool = False,
+    manager: Sequence[str] | None = None,
 ) -> Deployment:
     """Instances of a model, whose costs are computed for the device; they meet over the links within a host unless ``over_network``.
 
-    ``most`` sequences are in a step, by role; ``cores`` prepare items for each instance. The other options are those of
-    ``triptych simulate`` and the services.
+    ``most`` sequences are in a step, by role; ``cores`` prepare items for each instance. With options of the pool ``manager`` it scales them.
+    The other options are those of ``triptych simulate`` and the services.
     """
     given = {
         "router": (*_ROUTER, *router),
         "encoder": (*_ENCODER, *encoder),
         "text": (*_TEXT, *text),
-        "pool_manager": (),
+        "pool_manager": manager or (),
         "gateway": (),
     }
     with TemporaryDirectory() as directory:
@@ -70,7 +76,7 @@ def cluster(
             model=str(path),
             roles=roles,
             preset=preset,
-            autoscale=False,
+            autoscale=manager is not None,
             switch_roles=switches,
             hardware=Hardware(device, degree, "float16", None, None, cores, _MESSAGE_S),
             given=given,
@@ -95,13 +101,50 @@ def cluster(
 
 def with_encoder(deployment: Deployment, token_s: float) -> Deployment:
     """Encoders that are busy for ``token_s`` with each token of an item, preparation included."""
-    profile = synthetic_encoder_profile(pass_s=0.0, token_s=token_s, load_s=1.0)
+    encoder = synthetic_encoder_profile(pass_s=0.0, token_s=token_s, load_s=1.0)
+    return _with_profiles(deployment, lambda part, profile, _: encoder if part is ModelPart.ENCODER else profile)
 
-    def changed(kind: InstanceKind) -> InstanceKind:
-        parts = {part: profile if part is ModelPart.ENCODER else own for part, own in kind.profiles.items()}
-        return replace(kind, profiles=parts)
 
-    return replace(deployment, kinds={role: changed(kind) for role, kind in deployment.kinds.items()})
+def with_preparation(deployment: Deployment, item_s: float) -> Deployment:
+    """Items that take ``item_s`` of one core to decode and preprocess, whatever their size."""
+    return _with_profiles(
+        deployment,
+        lambda _, profile, __: replace(profile, prepare=tuple(row._replace(seconds=item_s) for row in profile.prepare)),
+    )
+
+
+def starting_in(deployment: Deployment, start_s: float) -> Deployment:
+    """Instances that serve so long after they are ordered."""
+    return _with_profiles(
+        deployment, lambda _, profile, __: replace(profile, measured=replace(profile.measured, start_s=start_s))
+    )
+
+
+def eager(deployment: Deployment, layers: int) -> Deployment:
+    """A decoder of so many layers whose kernels are started one by one, in decode steps as in those with prompts."""
+
+    def changed(part: ModelPart, profile: Profile, device: Device) -> Profile:
+        del part
+        reached = device.efficiency
+
+        def seconds(recorded_s: float, sequences: int) -> float:
+            return max(recorded_s, reached.pass_s + sequences * reached.sequence_s + layers * reached.layer_s)
+
+        return replace(
+            profile,
+            prefill=tuple(row._replace(seconds=seconds(row.seconds, 1)) for row in profile.prefill),
+            decode=tuple(row._replace(seconds=seconds(row.seconds, row.batch)) for row in profile.decode),
+        )
+
+    return _with_profiles(deployment, changed)
+
+
+def _with_profiles(deployment: Deployment, changed: Callable[[ModelPart, Profile, Device], Profile]) -> Deployment:
+    def own(kind: InstanceKind) -> InstanceKind:
+        device = load_catalogue().device(kind.device)
+        return replace(kind, profiles={part: changed(part, profile, device) for part, profile in kind.profiles.items()})
+
+    return replace(deployment, kinds={role: own(kind) for role, kind in deployment.kinds.items()})
 
 
 def costs(deployment: Deployment, part: ModelPart) -> Costs:
@@ -131,9 +174,11 @@ class Served:
 
     records: Sequence[Record]
     ended_s: float
+    gaps_s: Sequence[Sequence[float]] = ()
+    """Between the tokens of each answer, where that was asked for."""
 
     def of(self, wanted: Callable[[Planned], bool]) -> "Served":
-        return replace(self, records=[record for record in self.records if wanted(record.planned)])
+        return replace(self, records=[record for record in self.records if wanted(record.planned)], gaps_s=())
 
     @property
     def ttfts_s(self) -> list[float]:
@@ -174,13 +219,50 @@ class Served:
         objectives = Objectives(ttft_s, tpot_s)
         return mean(objectives.met(record) for record in self.records)
 
+    def attained_by_gaps(self, ttft_s: float, gap_s: float) -> float:
+        """Share of the requests with a first token in time, and nine of ten gaps between tokens within ``gap_s`` (HydraInfer 2.3)."""
+        return mean(
+            record.ttft_s is not None
+            and record.ttft_s <= ttft_s
+            and sum(gap > gap_s for gap in gaps_s) <= 0.1 * len(gaps_s)
+            for record, gaps_s in zip(self.records, self.gaps_s, strict=True)
+        )
 
-def serve(deployment: Deployment, requests: Plan, *, warm_up: float = 0.0, simulate: Simulate = by_machines) -> Served:
+
+def serve(
+    deployment: Deployment,
+    requests: Plan,
+    *,
+    warm_up: float = 0.0,
+    simulate: Simulate = by_machines,
+    keeps_gaps: bool = False,
+) -> Served:
     """Serve the requests; the first, a share of ``warm_up``, do not count. Raises AssertionError if one is refused."""
-    outcome = simulate(deployment, requests, timeout_s=_PATIENCE_S)
+    outcome = simulate(deployment, requests, timeout_s=_PATIENCE_S, keeps_spans=keeps_gaps)
     assert not any(record.error for record in outcome.records), {record.error for record in outcome.records}
+    if keeps_gaps:
+        return Served(outcome.records, outcome.ended_s, _gaps_s(outcome, 2 * (HOPS + 1) * deployment.control_s))
     counted = [record for record in outcome.records if record.planned.arrival_s >= warm_up * requests.duration_s]
     return Served(counted, outcome.ended_s)
+
+
+def _gaps_s(outcome: Outcome, messages_s: float) -> list[Sequence[float]]:
+    """Between the tokens of each answer: a step of its instance makes one. ``messages_s`` pass at most from there to the client."""
+    ends_s: dict[str, list[float]] = {}
+    for span in outcome.spans:
+        if span.work == "step":
+            ends_s.setdefault(span.instance, []).append(span.end_s)
+    found: list[Sequence[float]] = []
+    for record, timeline in zip(outcome.records, outcome.timelines, strict=True):
+        assert timeline is not None
+        assert record.ttft_s is not None
+        steps_s = ends_s[timeline.text_instance]
+        arrived_s = record.planned.arrival_s
+        last = bisect_right(steps_s, arrived_s + record.end_s)
+        decoded_s = steps_s[max(0, last - record.tokens + 1) : last]
+        first_s = arrived_s + record.ttft_s - messages_s
+        found.append([after - before for before, after in pairwise((min(first_s, *decoded_s), *decoded_s))])
+    return found
 
 
 def goodput(is_good: Callable[[float], bool], least: float, highest: float, precision: float = 0.04) -> float:

@@ -1,14 +1,16 @@
 """Published tables: each row from formulas is within the tolerance or says why it is not; and what the simulated ones rest on."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks.papers import epd_serve
+from benchmarks.papers import epd_serve, hydrainfer
 from benchmarks.papers.__main__ import PAPERS, main
 from benchmarks.papers.rows import Row
-from benchmarks.papers.simulation import goodput, plan, serve
+from benchmarks.papers.simulation import Served, goodput, plan, serve
+from triptych.workload.report import Record
 
 
 @pytest.mark.parametrize(
@@ -51,6 +53,28 @@ def test_parallel_encoders_take_the_time_of_the_busiest() -> None:
     assert together - apart == pytest.approx(6 * image_s, rel=0.05), (
         "8 images one after another, or 2 at the busiest of six"
     )
+
+
+def test_gaps_between_tokens_are_those_of_the_mean() -> None:
+    requests = plan(hydrainfer.TEXTCAPS.load, 8.0, 20, 1)
+    for roles in ("EPD:2", "E:1,P:2,D:2"):
+        served = serve(hydrainfer.hybrid(roles), requests, keeps_gaps=True)
+        for record, gaps_s in zip(served.records, served.gaps_s, strict=True):
+            assert len(gaps_s) == record.tokens - 1
+            assert sum(gaps_s) == pytest.approx(record.end_s - (record.ttft_s or 0.0), abs=0.005)
+
+
+def test_a_request_is_judged_by_nine_of_ten_gaps() -> None:
+    record = Record(plan(hydrainfer.TEXTCAPS.load, 1.0, 1, 1).requests[0], ttft_s=0.5, end_s=1.0, tokens=11)
+    served = Served([record], 1.0, [[0.01] * 9 + [0.3]])
+    assert served.attained_by_gaps(0.5, 0.1) == 1
+    assert served.attained_by_gaps(0.4, 0.1) == 0
+    assert replace(served, gaps_s=[[0.01] * 8 + [0.3] * 2]).attained_by_gaps(0.5, 0.1) == 0
+
+
+@pytest.mark.parametrize(("ours", "error"), [(30, 0), (50, 0), (55, 0.1), (15, 0.5)])
+def test_a_range_has_no_error_within_it(ours: float, error: float) -> None:
+    assert Row("1", "a range", 30, ours, until=50).error == pytest.approx(error)
 
 
 def test_goodput_is_the_highest_good_rate() -> None:
