@@ -15,14 +15,14 @@ from triptych.runtime.profiles import KnownProfiles
 from triptych.services.text.device_scheduler import turns_of
 from triptych.transport.arena import HEADER_NBYTES
 
-from ..engines import Activity  # noqa: TID252 - of the simulator
-from ..network import Flows  # noqa: TID252
+from ..agenda import Agenda  # noqa: TID252 - of the simulator
+from ..engines import Activity  # noqa: TID252
+from ..network import Flows, TimedLinks  # noqa: TID252
 from ..outcome import Busy, InstanceUse  # noqa: TID252
 from ..scenario import Deployment, InstanceKind  # noqa: TID252
-from .agenda import Agenda
 from .encoder import EncodeCall, SimArena, SimEncoder
 from .kv import SimKvStore
-from .pulls import SimLinks, SimReceiver
+from .pulls import SimReceiver
 from .reports import Reporter
 from .router import SimRouter
 from .text import SimText, TextCall
@@ -239,7 +239,7 @@ class MachineCluster:
             for name, role in roles.items()
             for direction in ("out of", "into")
         }
-        self.links = SimLinks(Flows(speeds), self.agenda)
+        self.links = TimedLinks(Flows(speeds), self.agenda)
         self.nodes = {name: SimNode(name, role, self) for name, role in roles.items()}
         """By name."""
         profiles = KnownProfiles(

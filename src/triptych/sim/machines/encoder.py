@@ -18,8 +18,8 @@ from triptych.policy.costs import Costs
 from triptych.policy.iteration import ImageBudget
 from triptych.services.encoder.settings import EncoderSettings
 
-from ..engines import Activity  # noqa: TID252 - of the simulator
-from .agenda import Agenda
+from ..agenda import Agenda  # noqa: TID252 - of the simulator
+from ..engines import Activity  # noqa: TID252
 
 
 @dataclass(eq=False, slots=True)

@@ -1,23 +1,18 @@
 """One run of a deployment under a plan by its machines, from the first request to the last answer."""
 
-import gc
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from triptych.errors import TriptychError
 from triptych.workload.report import TIMEOUT, Record
 from triptych.workload.requests import Plan, Planned
 
-from ..outcome import Outcome  # noqa: TID252 - of the simulator
+from ..limits import check  # noqa: TID252 - of the simulator
+from ..outcome import Outcome  # noqa: TID252
 from ..run import HOPS, Note  # noqa: TID252
 from ..samples import Sampler  # noqa: TID252
 from ..scenario import Deployment  # noqa: TID252
 from .cluster import MachineCluster
-from .limits import check
 
-_ALLOCATIONS = 1_000_000
-"""Of objects, between two collections of garbage."""
 _POLL_S = 0.01
 """The services are asked so often whether all instances have been seen."""
 
@@ -31,28 +26,16 @@ def simulate(
     keeps_spans: bool = False,
     note: Note = lambda _: None,
 ) -> Outcome:
-    """As ``sim.run.simulate``, with the same arguments. Raises NotByMachines for what the driver cannot do."""
-    check(deployment)
+    """As ``sim.run.simulate``, with the same arguments. Raises NotSimulated for what the driver cannot do."""
+    check("machines", deployment, plan.requests)
     began_s = time.process_time()
-    with _rarely_collected():
-        run = _Run(deployment, plan, seed, timeout_s, note, keeps_spans=keeps_spans)
-        try:
-            if plan.requests:
-                run.cluster.agenda.run()
-        except KeyboardInterrupt:
-            run.interrupt()
-        return run.outcome(time.process_time() - began_s)
-
-
-@contextmanager
-def _rarely_collected() -> Iterator[None]:
-    """What requests leave behind has no cycles, and the collector would look at all that is kept again and again."""
-    usual = gc.get_threshold()
-    gc.set_threshold(_ALLOCATIONS, *usual[1:])
+    run = _Run(deployment, plan, seed, timeout_s, note, keeps_spans=keeps_spans)
     try:
-        yield
-    finally:
-        gc.set_threshold(*usual)
+        if plan.requests:
+            run.cluster.agenda.run()
+    except KeyboardInterrupt:
+        run.interrupt()
+    return run.outcome(time.process_time() - began_s)
 
 
 class _Run:
