@@ -48,10 +48,6 @@ class Agenda:
 
     def run(self) -> None:
         """Until nothing is left to happen, or ``stop``."""
-        with _rarely_collected():
-            self._run()
-
-    def _run(self) -> None:
         timers, ready = self._timers, self._ready
         while not self._is_over:
             if ready:
@@ -72,7 +68,7 @@ class Agenda:
 
 
 @contextmanager
-def _rarely_collected() -> Iterator[None]:
+def rarely_collected() -> Iterator[None]:
     """What requests leave behind has no cycles, and the collector would look at all that is kept again and again."""
     usual = gc.get_threshold()
     gc.set_threshold(_ALLOCATIONS, *usual[1:])

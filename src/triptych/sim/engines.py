@@ -61,12 +61,16 @@ class Activity:
 
     def until(self, now_s: float) -> dict[Busy, float]:
         """Seconds by kind of work until now, the part of what is under way included."""
-        over = [piece for piece in self._running if piece[2] <= now_s]
-        self._running = [piece for piece in self._running if piece[2] > now_s]
-        for work, start_s, end_s in over:
-            self._ended_s[work] += end_s - start_s
-        busy_s = dict(self._ended_s)
-        for work, start_s, _ in self._running:
+        running, ended_s = [], self._ended_s
+        for piece in self._running:
+            work, start_s, end_s = piece
+            if end_s <= now_s:
+                ended_s[work] += end_s - start_s
+            else:
+                running.append(piece)
+        self._running = running
+        busy_s = dict(ended_s)
+        for work, start_s, _ in running:
             busy_s[work] = busy_s.get(work, 0.0) + max(0.0, now_s - start_s)
         return busy_s
 

@@ -51,7 +51,7 @@ def assert_close(cluster: Deployment, rate: float, *, within: float, requests: i
     for known, found in zip(latencies(exact), latencies(about), strict=True):
         for q in (50, 90):
             assert percentile(found, q) == pytest.approx(percentile(known, q), rel=within)
-    objectives = Objectives(percentile(latencies(exact)[0], 90), percentile(latencies(exact)[1], 90))
+    objectives = Objectives(*(1.2 * percentile(values, 75) for values in latencies(exact)))
     met, found_met = (sum(map(objectives.met, outcome.records)) / requests for outcome in (exact, about))
     assert found_met == pytest.approx(met, abs=0.05)
 
@@ -84,7 +84,7 @@ def test_a_request_alone_takes_what_its_stages_take() -> None:
     assert record.ttft_s is not None
     tokens = record.prompt_tokens
     alone_s = PREPARE_S + ENCODE_S + 64 * ENCODE_TOKEN_S + STEP_S + PROMPT_TOKEN_S * tokens
-    assert alone_s < record.ttft_s < alone_s + 12 * CONTROL_S
+    assert alone_s < record.ttft_s < alone_s + 14 * CONTROL_S
     assert waterfall(outcome)["image"] == pytest.approx(waterfall(exact)["image"], abs=2 * CONTROL_S)
     assert outcome.moved_bytes == exact.moved_bytes
 
@@ -198,7 +198,7 @@ def test_what_queues_do_not_have_is_refused_before_anything_runs(cluster: Deploy
 @pytest.mark.parametrize("simulate", [queues.simulate, machines.simulate])
 def test_tenants_are_refused_unless_the_router_does_not_tell_them_apart(simulate: Any) -> None:
     requests = [Planned(0.0, 10, (), 2, tenant="a"), Planned(0.1, 10, (), 2, tenant="b")]
-    with pytest.raises(NotSimulated, match="several tenants .*--tenants none.*: use --fidelity services"):
+    with pytest.raises(NotSimulated, match=r"several tenants .*--tenants none.*: use --fidelity services"):
         simulate(deployment({Role.EPD: 1}), Plan(requests, 1.0))
     alike = deployment({Role.EPD: 1}, router={"policies": {"tenants": "none"}})
     assert all(record.ok for record in simulate(alike, Plan(requests, 1.0)).records)

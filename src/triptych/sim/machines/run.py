@@ -6,7 +6,8 @@ from triptych.errors import TriptychError
 from triptych.workload.report import TIMEOUT, Record
 from triptych.workload.requests import Plan, Planned
 
-from ..limits import check  # noqa: TID252 - of the simulator
+from ..agenda import rarely_collected  # noqa: TID252 - of the simulator
+from ..limits import check  # noqa: TID252
 from ..outcome import Outcome  # noqa: TID252
 from ..run import HOPS, Note  # noqa: TID252
 from ..samples import Sampler  # noqa: TID252
@@ -29,13 +30,14 @@ def simulate(
     """As ``sim.run.simulate``, with the same arguments. Raises NotSimulated for what the driver cannot do."""
     check("machines", deployment, plan.requests)
     began_s = time.process_time()
-    run = _Run(deployment, plan, seed, timeout_s, note, keeps_spans=keeps_spans)
-    try:
-        if plan.requests:
-            run.cluster.agenda.run()
-    except KeyboardInterrupt:
-        run.interrupt()
-    return run.outcome(time.process_time() - began_s)
+    with rarely_collected():
+        run = _Run(deployment, plan, seed, timeout_s, note, keeps_spans=keeps_spans)
+        try:
+            if plan.requests:
+                run.cluster.agenda.run()
+        except KeyboardInterrupt:
+            run.interrupt()
+        return run.outcome(time.process_time() - began_s)
 
 
 class _Run:

@@ -90,6 +90,7 @@ class QueueCluster:
                 agenda,
                 activity,
                 self.transfers,
+                arena_nbytes=settings.kv_arena_bytes if instance.encoder is None else deployment.encoder.arena_bytes,
                 copied_bytes_per_s=kind.copied_bytes_per_s,
                 encoder=instance.encoder,
                 turns=None if instance.encoder is None else turns_of(settings, budget),

@@ -1,14 +1,11 @@
 """The router: places items and requests by its policies, and knows at once how each gets on."""
 
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from functools import partial
 from math import inf
 from random import Random
 
-from triptych.domain.item_plan import ItemPlan
-from triptych.domain.media import digest_of
 from triptych.domain.queue_position import QueuePosition
 from triptych.domain.slo import Expected
 from triptych.errors import InvalidMedia, Overloaded, TriptychError, Unavailable
@@ -119,7 +116,7 @@ class QueueRouter:
             request.encoded_s = now_s
             self._want_text(request)
             return
-        request.sizes = self._sizes_of(shape, request)
+        request.sizes = self._sizes_of(shape)
         self._want_encoders(request, expected)
 
     def _media_of(self, shape: Shape) -> int:
@@ -127,15 +124,11 @@ class QueueRouter:
             nbytes = self._media[id(shape)] = sum([item.info.nbytes for item in shape.items])
         return nbytes
 
-    def _sizes_of(self, shape: Shape, request: Request) -> tuple[ItemSize, ...]:
+    def _sizes_of(self, shape: Shape) -> tuple[ItemSize, ...]:
         """Of its items, or of their shards."""
         if shape.divides:
-            items: Sequence[ItemPlan] = [
-                replace(item, info=replace(item.info, digest=digest_of(b"%d/%d" % (request.number, item.item))))
-                for item in shape.items
-            ]
-            parts = self._policies.sharding(items, self._encoders, self._settings.shards)
-            if len(parts) > len(items):
+            parts = self._policies.sharding(shape.items, self._encoders, self._settings.shards)
+            if len(parts) > len(shape.items):
                 return tuple([ItemSize.of(part) for part in parts])
         if (sizes := self._sizes.get(id(shape))) is None:
             sizes = self._sizes[id(shape)] = tuple([ItemSize.of(item) for item in shape.items])
@@ -253,7 +246,7 @@ class QueueRouter:
         policies, prefiller = self._policies, request.prefiller
         continues = prefiller is not None
         want = RequestWant(
-            0 if continues else request.prompt_tokens,
+            request.prompt_tokens - (0 if prefiller is None else prefiller.offered),
             request.answer_tokens,
             kv_tokens=request.kv_tokens,
             holders=self._holders(request) if self._holds and request.items else _NOBODY,
@@ -278,7 +271,8 @@ class QueueRouter:
             self._promised_kv_tokens += request.kv_tokens
             instance.give_request(request.prompt_tokens, 0, 1, 0)
         else:
-            instance.give_request(want.tokens, request.answer_tokens, 1, request.kv_tokens)
+            prompt_tokens = 0 if continues else request.prompt_tokens
+            instance.give_request(prompt_tokens, request.answer_tokens, 1, request.kv_tokens)
         self._send(request, visit)
         return True
 

@@ -29,7 +29,7 @@ from .transfers import Transfers
 _MOST_STEPS = 64
 """Steps that are made at once at most."""
 _SEGMENTS = 4
-"""Segments of keys and values that a request pulls at the same time."""
+"""Segments of keys and values of a request that are pulled or wait to be copied in, at most."""
 
 
 class Answers(Protocol):
@@ -65,12 +65,13 @@ class QueueText:
         activity: Activity,
         transfers: Transfers,
         *,
+        arena_nbytes: int,
         copied_bytes_per_s: float,
         encoder: QueueEncoder | None = None,
         turns: DeviceTurns | None = None,
         budget: ImageBudget | None = None,
     ) -> None:
-        """``kv``: positions of KV memory, and their kind. ``encoder``: of an instance that encodes as well, in ``turns`` with the batch."""
+        """``kv``: positions of KV memory, and their kind. ``arena_nbytes``: for those that are handed over. ``encoder``: of an instance that encodes as well, in ``turns`` with the batch."""
         options = settings.engine_options
         self._name = name
         self._costs = costs
@@ -78,6 +79,8 @@ class QueueText:
         self._max_sequences, self._token_budget = options.max_sequences, options.most_step_tokens
         self._copied_bytes_per_s = copied_bytes_per_s
         self._copied_per_step = settings.kv_bytes_per_step
+        self.most_pulled_nbytes = settings.pulls.max_holder_nbytes
+        """Most that is pulled from one holder at the same time."""
         self._agenda = agenda
         self._activity = activity
         self.answers: Answers
@@ -90,7 +93,7 @@ class QueueText:
             encoder.on_ready = self._wake
         self.visits = 0
         """Requests that have come and have not left."""
-        self._arena_nbytes = self._room_nbytes = settings.kv_arena_bytes
+        self._arena_nbytes = self._room_nbytes = arena_nbytes
         """Memory for keys and values that are handed over, and what is free of it."""
         self._for_room: Line[Visit] = Line()
         self._line: Line[Visit] = Line()
@@ -127,12 +130,20 @@ class QueueText:
         """A request has come, with its embeddings."""
         if visit.is_over:
             return
-        if visit.hands_over and self._encoder is None:
-            nbytes = visit.prompt_tokens * self.kv_kind.position_nbytes
-            visit.holds_nbytes = min(nbytes, self._arena_nbytes)
+        if not visit.hands_over:
+            self._join(visit)
+            return
+        visit.offered = visit.prompt_tokens
+        visit.holds_nbytes = nbytes = visit.prompt_tokens * self.kv_kind.position_nbytes
+        if self._encoder is None and nbytes <= self._arena_nbytes:
             self._for_room.add(visit, self._agenda.now_s)
             self._admit()
-        else:
+        else:  # nothing waits for room beside embeddings, or for more than there is
+            if nbytes > self._room_nbytes:
+                size = self.kv_kind.segment_tokens
+                visit.offered = self._room_nbytes // (size * self.kv_kind.position_nbytes) * size
+                visit.holds_nbytes = visit.offered * self.kv_kind.position_nbytes
+            self._room_nbytes -= visit.holds_nbytes
             self._join(visit)
 
     def _admit(self) -> None:
@@ -240,7 +251,7 @@ class QueueText:
         nbytes, most, then = 0, self._copied_per_step, list[Callable[[], None]]()
         while self._copies:
             copy = self._copies[0]
-            part = min(copy.left, (most - nbytes) // copy.segment * copy.segment)
+            part = min(copy.left, max(0, most - nbytes) // copy.segment * copy.segment)
             if copy.left and not part:
                 if nbytes:
                     break
@@ -253,7 +264,7 @@ class QueueText:
             then.append(copy.then)
         return nbytes, then
 
-    def _between(self, positions: int, then: Callable[[], None]) -> None:
+    def between(self, positions: int, then: Callable[[], None]) -> None:
         """Copy keys and values of so many positions between steps, and then call ``then``."""
         kind = self.kv_kind
         self._copies.append(_Copy(positions * kind.position_nbytes, kind.segment_tokens * kind.position_nbytes, then))
@@ -373,7 +384,7 @@ class QueueText:
         if in_first_step:
             visit.joined_s = began_s
         if visit.arrives:
-            self._agenda.soon(self._between, 0, partial(self._take_over, visit))
+            self._agenda.soon(self.between, 0, partial(self._take_over, visit))
             return
         if not visit.left:
             visit.sent += 1
@@ -457,11 +468,11 @@ class QueueText:
     def _hand_over(self, visit: Visit) -> None:
         """Copy out the keys and values of segments that are computed."""
         size = self.kv_kind.segment_tokens
-        computed = visit.computed if not visit.left else visit.computed // size * size
+        computed = min(visit.offered, visit.computed if not visit.left else visit.computed // size * size)
         positions, visit.copied = computed - visit.copied, computed
         is_last = not visit.left
         if positions or is_last:
-            self._between(positions, partial(self._handed_over, visit) if is_last else _nothing)
+            self.between(positions, partial(self._handed_over, visit) if is_last else _nothing)
 
     def _handed_over(self, visit: Visit) -> None:
         if visit.is_over:
@@ -472,30 +483,88 @@ class QueueText:
         self.answers.handed_over(visit, self._agenda.now_s)
 
     def _take_over(self, visit: Visit) -> None:
-        """Pull some segments, then copy them in between two steps, and so on."""
-        sender = visit.request.prefiller
-        if visit.is_over or sender is None:
-            return
-        left = visit.prompt_tokens - visit.pulled
-        if not left:
-            self._between(0, partial(self._taken_over, visit))
-            return
-        positions = min(left, _SEGMENTS * self.kv_kind.segment_tokens)
-        holders = {sender.text.id: positions * self.kv_kind.position_nbytes}
+        """Begin to bring keys and values of its prompt: some are pulled while others are copied in between steps."""
+        if not visit.is_over and visit.request.prefiller is not None:
+            _Import(visit, visit.request.prefiller, self).more()
+
+    def pull(self, holder: str, positions: int, then: Callable[[], None]) -> None:
+        """Pull keys and values."""
+        holders = {holder: positions * self.kv_kind.position_nbytes}
         delay_s = self._transfers.delay_s(self._name, holders)
+        self._agenda.after(delay_s, self._transfers.pull, self._name, holders, then)
 
-        def came() -> None:
-            visit.pulled += positions
-            self._between(positions, partial(self._take_over, visit))
-
-        self._agenda.after(delay_s, self._transfers.pull, self._name, holders, came)
-
-    def _taken_over(self, visit: Visit) -> None:
+    def taken_over(self, visit: Visit) -> None:
         """All that it goes on with has come."""
         if not visit.is_over:
-            visit.arrives, visit.computed = False, visit.prompt_tokens
+            assert visit.request.prefiller is not None  # noqa: S101 - as it has brought something
+            visit.arrives, visit.computed = False, visit.request.prefiller.offered
             self._prompting.append(visit)
             self.answers.taken_over(visit)
+
+
+class _Import:
+    """Keys and values that a request brings from where its prompt was computed, in positions."""
+
+    __slots__ = (
+        "_at_once",
+        "_came",
+        "_copying",
+        "_is_pulling",
+        "_left",
+        "_most",
+        "_sender",
+        "_text",
+        "_visit",
+        "_wanted",
+    )
+
+    def __init__(self, visit: Visit, sender: Visit, text: QueueText) -> None:
+        size = text.kv_kind.segment_tokens
+        self._visit = visit
+        self._sender = sender
+        self._text = text
+        self._left = sender.offered
+        """Not asked for yet."""
+        self._wanted = self._came = 0
+        """Asked for, and come and not copied in."""
+        self._copying = self._is_pulling = False
+        self._most = _SEGMENTS * size
+        self._at_once = size * max(1, text.most_pulled_nbytes // (size * text.kv_kind.position_nbytes))
+
+    def more(self) -> None:
+        """Ask for more; then copy in what has come."""
+        asked = min(self._left, self._most - self._wanted - self._came)
+        self._left -= asked
+        self._wanted += asked
+        if self._wanted or self._came:
+            self._pull()
+            self._copy()
+        else:
+            self._text.taken_over(self._visit)
+
+    def _pull(self) -> None:
+        if self._wanted and not self._is_pulling:
+            self._is_pulling = True
+            positions = min(self._wanted, self._at_once)
+            self._text.pull(self._sender.text.id, positions, partial(self._pulled, positions))
+
+    def _pulled(self, positions: int) -> None:
+        self._is_pulling = False
+        self._wanted -= positions
+        self._came += positions
+        self._pull()
+        self._copy()
+
+    def _copy(self) -> None:
+        if self._came and not self._copying:
+            positions, self._came = self._came, 0
+            self._copying = True
+            self._text.between(positions, self._copied)
+
+    def _copied(self) -> None:
+        self._copying = False
+        if not self._visit.is_over:
+            self.more()
 
 
 class _Copy:
