@@ -4,6 +4,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -86,7 +87,7 @@ def test_a_request_alone_takes_what_its_stages_take() -> None:
     alone_s = PREPARE_S + ENCODE_S + 64 * ENCODE_TOKEN_S + STEP_S + PROMPT_TOKEN_S * tokens
     assert alone_s < record.ttft_s < alone_s + 14 * CONTROL_S
     assert waterfall(outcome)["image"] == pytest.approx(waterfall(exact)["image"], abs=2 * CONTROL_S)
-    assert outcome.moved_bytes == exact.moved_bytes
+    assert outcome.moved_bytes == {link: pytest.approx(nbytes, rel=0.05) for link, nbytes in exact.moved_bytes.items()}
 
 
 @pytest.mark.parametrize("name", PLACEMENTS)
@@ -148,10 +149,12 @@ def test_callers_leave_an_overloaded_cluster_and_others_are_served_again(name: s
     assert len(outcome.records) == len(burst.requests) + len(later)
     assert {record.error for record in outcome.records[: len(burst.requests)]} == {"", "timeout"}
     assert all(record.end_s <= 2.1 for record in outcome.records)
+    between = [sample for sample in outcome.samples if 30 < sample.at_s < 60]
+    assert between
+    assert not any(sum(sample.pending.values()) for sample in between), "nothing is left of the burst"
     alone = queues.simulate(deployment(sizes), Plan(later, 100.0))
-    assert [record.ttft_s for record in outcome.records[-len(later) :]] == pytest.approx(
-        [record.ttft_s for record in alone.records], rel=0.05
-    )
+    means_s = [mean(latencies(replace(run, records=run.records[-len(later) :]))[0]) for run in (outcome, alone)]
+    assert means_s[0] == pytest.approx(means_s[1], rel=0.15)
 
 
 def test_refused_requests_say_why() -> None:
