@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 
-from triptych.domain.item_plan import ItemPlan
 from triptych.domain.slo import Expected, Metric, Slo
 from triptych.domain.stage import ModelPart
 from triptych.policy.attainment import arrival
 from triptych.policy.costs import Costs
 from triptych.policy.pool_facts import Profiles, isolated
+
+from ..prepare import Shape  # noqa: TID252 - of the simulator
 
 _GRID_TOKENS = 32
 """Prompts are counted up to multiples of this, so that few are priced anew."""
@@ -23,12 +24,12 @@ class Expectations:
         self._encoders = encoders
         self._known: dict[tuple[int, int], Expected] = {}
 
-    def of(self, items: Sequence[ItemPlan], prompt_tokens: int) -> Expected:
-        """``items``: those of its ``prepare.Shape``, which are kept as long as this is."""
+    def of(self, shape: Shape, prompt_tokens: int) -> Expected:
+        """``shape``: one of ``Prompts``, which keeps it."""
         tokens = -(-prompt_tokens // _GRID_TOKENS) * _GRID_TOKENS
-        key = id(items), tokens
+        key = id(shape), tokens
         if (expected := self._known.get(key)) is None:
-            class_name, counts = arrival(items, tokens)
+            class_name, counts = arrival(shape.items, tokens)
             alone = isolated(self._profiles, counts, encoders=self._encoders)
             objective = self._slo.objective(class_name, Metric.TTFT)
             limit_s = None if objective is None else objective.seconds(Metric.TTFT, alone)

@@ -65,9 +65,7 @@ class QueueRouter:
         self._answers = ExpectedOutput()
         self._classes = tuple([AnswerClass("", with_items) for with_items in (False, True)])
         self._sizes: dict[int, tuple[ItemSize, ...]] = {}
-        """Of the items of each shape, by its id."""
-        self._media: dict[int, int] = {}
-        """Likewise the bytes of undecoded items."""
+        """Of the items of each shape, by its id: ``prompts`` keeps shapes."""
         self._holds = any(instance.encoder is not None and instance.text is not None for instance in instances.values())
         """Whether a text instance can have embeddings in its own memory."""
         self._running = self._media_bytes = self._promised_kv_tokens = 0
@@ -88,7 +86,9 @@ class QueueRouter:
         """A request has come. Raises TriptychError if it is refused."""
         now_s, settings, planned, number = self._agenda.now_s, self._settings, request.planned, request.number
         shape = self._prompts.shape(number, planned)
-        media_bytes = self._media_of(shape)
+        if (sizes := self._sizes.get(id(shape))) is None:
+            sizes = self._sizes[id(shape)] = tuple([ItemSize.of(item) for item in shape.items])
+        media_bytes = sum([size.media_nbytes for size in sizes])
         admission.check_items(len(shape.items), settings.request_size, "messages")
         self._policies.admission(
             requests=self._running,
@@ -109,30 +109,20 @@ class QueueRouter:
         if not self._deadlines:
             self._agenda.at(request.deadline_s, self._pass_deadlines)
         self._deadlines.append((request.deadline_s, request, left_s == timeout_s))
-        expected = self._expectations.of(shape.items, prompt_tokens)
+        expected = self._expectations.of(shape, prompt_tokens)
         request.ttft_limit_s = expected.ttft_limit_s
         request.needs_prefill_s = 0.0 if expected.isolated is None else expected.isolated.prefill_s
         if not shape.items:
             request.encoded_s = now_s
             self._want_text(request)
             return
-        request.sizes = self._sizes_of(shape)
+        request.sizes = self._in_shards(shape, sizes) if shape.divides else sizes
         self._want_encoders(request, expected)
 
-    def _media_of(self, shape: Shape) -> int:
-        if (nbytes := self._media.get(id(shape))) is None:
-            nbytes = self._media[id(shape)] = sum([item.info.nbytes for item in shape.items])
-        return nbytes
-
-    def _sizes_of(self, shape: Shape) -> tuple[ItemSize, ...]:
-        """Of its items, or of their shards."""
-        if shape.divides:
-            parts = self._policies.sharding(shape.items, self._encoders, self._settings.shards)
-            if len(parts) > len(shape.items):
-                return tuple([ItemSize.of(part) for part in parts])
-        if (sizes := self._sizes.get(id(shape))) is None:
-            sizes = self._sizes[id(shape)] = tuple([ItemSize.of(item) for item in shape.items])
-        return sizes
+    def _in_shards(self, shape: Shape, sizes: tuple[ItemSize, ...]) -> tuple[ItemSize, ...]:
+        """Of its items, or of their shards where some are split."""
+        parts = self._policies.sharding(shape.items, self._encoders, self._settings.shards)
+        return sizes if len(parts) == len(sizes) else tuple([ItemSize.of(part) for part in parts])
 
     def _position(self, request: Request, needs_s: float) -> QueuePosition:
         """Its position in the queues of a stage, from which it needs so long to its first token."""

@@ -566,7 +566,7 @@ def test_queues_give_every_kind_of_result(config: Path, tmp_path: Path) -> None:
         "step",
     }
     assert "requests simulated by queues" in triptych(*common, "--sweep", "1,2", "--slo-ttft-ms", 2000)
-    assert "goodput" in triptych(*common, "--goodput", "1..8", "--seeds", 2, "--slo-ttft-ms", 2000)
+    assert "goodput" in triptych(*common, "--goodput", "1..64", "--seeds", 2, "--slo-ttft-ms", 200)
     scenarios = [tmp_path / "a.toml", tmp_path / "b.toml"]
     for path, roles in zip(scenarios, ("E:1,PD:1", "EPD:2"), strict=True):
         path.write_text(f'model = "{config}"\nroles = "{roles}"\nfidelity = "queues"\n')
