@@ -16,6 +16,7 @@ from triptych.services.text.settings import TextSettings
 
 from .host import Host
 from .network import LinkSpeed
+from .outcome import Busy, InstanceUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,11 @@ class InstanceKind:
     """Between the memory of the devices and that of the host, for keys and values."""
     link: LinkSpeed
     """By which each instance sends and receives: one link for each direction."""
+
+    def use(self, name: str, role: Role, start_s: float, end_s: float, busy_s: Mapping[Busy, float]) -> InstanceUse:
+        """What an instance did. ``busy_s``: with each kind of work, of all preparing cores together."""
+        shares = {work: spent_s / (self.prepare_cores if work == "prepare" else 1) for work, spent_s in busy_s.items()}
+        return InstanceUse(name, role.value, self.device, self.devices, start_s, end_s, shares)
 
 
 @dataclass(frozen=True, slots=True)

@@ -202,11 +202,7 @@ class SimNode:
         """What it did until the end, which is now."""
         if self.text is not None:
             self.text.settle()
-        busy_s = self.until(end_s)
-        if "prepare" in busy_s:
-            busy_s["prepare"] /= self.kind.prepare_cores
-        kind = self.kind
-        return InstanceUse(self.id, self.role.value, kind.device, kind.devices, start_s, end_s, busy_s)
+        return self.kind.use(self.id, self.role, start_s, end_s, self.until(end_s))
 
     def _sweep(self, every_s: float) -> None:
         if self.text is not None:

@@ -1,12 +1,10 @@
 """One run of a deployment under a plan by its machines, from the first request to the last answer."""
 
-import time
-
 from triptych.errors import TriptychError
 from triptych.workload.report import TIMEOUT, Record
 from triptych.workload.requests import Plan, Planned
 
-from ..agenda import rarely_collected  # noqa: TID252 - of the simulator
+from ..event_run import carry_out  # noqa: TID252 - of the simulator
 from ..limits import check  # noqa: TID252
 from ..outcome import Outcome  # noqa: TID252
 from ..run import HOPS, Note  # noqa: TID252
@@ -29,15 +27,7 @@ def simulate(
 ) -> Outcome:
     """As ``sim.run.simulate``, with the same arguments. Raises NotSimulated for what the driver cannot do."""
     check("machines", deployment, plan.requests)
-    began_s = time.process_time()
-    with rarely_collected():
-        run = _Run(deployment, plan, seed, timeout_s, note, keeps_spans=keeps_spans)
-        try:
-            if plan.requests:
-                run.cluster.agenda.run()
-        except KeyboardInterrupt:
-            run.interrupt()
-        return run.outcome(time.process_time() - began_s)
+    return carry_out(lambda: _Run(deployment, plan, seed, timeout_s, note, keeps_spans=keeps_spans))
 
 
 class _Run:
@@ -58,16 +48,18 @@ class _Run:
         self._began_s = began_s
         self._ended_s = began_s
         self._is_interrupted = False
-        agenda = self.cluster.agenda
+        agenda = self.agenda = self.cluster.agenda
         if plan.requests:
             agenda.at(self._due_s(0) + self._hops_s, self._send, 0)
             agenda.at(began_s + self._sampler.every_s, self._sample)
+        else:
+            agenda.stop()
 
     def _due_s(self, number: int) -> float:
         return self._began_s + self._plan.requests[number].arrival_s
 
     def _send(self, number: int) -> None:
-        requests, agenda = self._plan.requests, self.cluster.agenda
+        requests, agenda = self._plan.requests, self.agenda
         if number + 1 < len(requests):
             agenda.at(self._due_s(number + 1) + self._hops_s, self._send, number + 1)
         planned = requests[number]
@@ -78,7 +70,7 @@ class _Run:
             client.ended(error)
 
     def _sample(self) -> None:
-        agenda = self.cluster.agenda
+        agenda = self.agenda
         self._sampler.sample(self.cluster.nodes.values(), agenda.now_s, agenda.now_s - self._began_s)
         agenda.after(self._sampler.every_s, self._sample)
 
@@ -87,13 +79,13 @@ class _Run:
         self._records[number] = record
         self._note(record)
         if len(self._records) == len(self._plan.requests):
-            self._ended_s = self.cluster.agenda.now_s
-            self.cluster.agenda.soon(self.cluster.agenda.soon, self.cluster.agenda.soon, self.cluster.agenda.stop)
+            self._ended_s = self.agenda.now_s
+            self.agenda.soon(self.agenda.soon, self.agenda.soon, self.agenda.stop)
 
     def interrupt(self) -> None:
         """The outcome has what has ended."""
         self._is_interrupted = True
-        self._ended_s = max(self._began_s, self.cluster.agenda.now_s)
+        self._ended_s = max(self._began_s, self.agenda.now_s)
 
     def outcome(self, took_s: float) -> Outcome:
         cluster, ended = self.cluster, sorted(self._records)

@@ -11,7 +11,7 @@ from triptych.policy.queueing import batch_length
 from triptych.services.encoder.settings import EncoderSettings
 
 from ..agenda import Agenda  # noqa: TID252 - of the simulator
-from ..engines import Activity  # noqa: TID252
+from ..engines import Activity, EncoderTimes  # noqa: TID252
 from .line import Line
 from .request import Item
 
@@ -32,10 +32,9 @@ class QueueEncoder:
         self.encoded: Callable[[Item], None]
         """Called for each item whose embedding is there. Its router sets it."""
         self._limits = settings.batches
-        self._costs = costs
         self._agenda = agenda
         self._activity = activity
-        self._bytes_per_pixel = bytes_per_pixel
+        self._times = EncoderTimes(costs, bytes_per_pixel)
         self.on_ready: Callable[[], None] = self._wake
         """Called when another item can be encoded. Of an instance that has a batch of text as well, its loop calls ``encode_batch``."""
         self.items = 0
@@ -45,16 +44,13 @@ class QueueEncoder:
         self._line: Line[Item] = Line()
         self._since_s: dict[Item, float] = {}
         """Since when each item waits that is prepared, in that order."""
-        self._prepare_s: dict[int, float] = {}
-        self._encode_s: dict[tuple[float, int], float] = {}
         self._is_busy = self._is_woken = False
 
     def take(self, item: Item, at_s: float) -> None:
         """An item comes at this time."""
         self.items += 1
         pixels = item.size.pixels
-        if (took_s := self._prepare_s.get(pixels)) is None:
-            took_s = self._prepare_s[pixels] = self._costs.prepare_s(self._bytes_per_pixel * pixels, pixels).value
+        took_s = self._times.prepare_s(pixels)
         start_s = max(at_s, self._free_s[0])
         heapreplace(self._free_s, start_s + took_s)
         self._activity.did("prepare", start_s, start_s + took_s, pixels)
@@ -116,9 +112,7 @@ class QueueEncoder:
         del batch[length:]
         for item in batch:
             del self._since_s[item]
-        tokens = sum([item.size.embedding_tokens for item in batch]) / length
-        if (took_s := self._encode_s.get((tokens, length))) is None:
-            took_s = self._encode_s[tokens, length] = self._costs.encode_s(tokens, length).value
+        took_s = self._times.encode_s([item.size.embedding_tokens for item in batch])
         self._activity.did("encode", now_s, now_s + took_s, length)
         self._agenda.after(took_s, self._done, batch, then)
         return True

@@ -1,14 +1,12 @@
 """One run of a deployment under a plan by queues, from the first request to the last answer."""
 
-import time
-
 from triptych.domain.timeline import Outcome as Ending
 from triptych.domain.timeline import Timeline
 from triptych.errors import TriptychError
 from triptych.workload.report import Record
 from triptych.workload.requests import Plan
 
-from ..agenda import rarely_collected  # noqa: TID252 - of the simulator
+from ..event_run import carry_out  # noqa: TID252 - of the simulator
 from ..limits import check  # noqa: TID252
 from ..outcome import Outcome  # noqa: TID252
 from ..run import HOPS, Note  # noqa: TID252
@@ -32,15 +30,7 @@ def simulate(
     Raises NotSimulated for what queues do not have.
     """
     check("queues", deployment, plan.requests)
-    began_s = time.process_time()
-    with rarely_collected():
-        run = _Run(deployment, plan, seed, timeout_s, note, keeps_spans=keeps_spans)
-        try:
-            if plan.requests:
-                run.cluster.agenda.run()
-        except KeyboardInterrupt:
-            run.interrupt()
-        return run.outcome(time.process_time() - began_s)
+    return carry_out(lambda: _Run(deployment, plan, seed, timeout_s, note, keeps_spans=keeps_spans))
 
 
 class _Run:
@@ -58,13 +48,15 @@ class _Run:
         self._sampler = Sampler(plan.duration_s)
         self._ended_s = 0.0
         self._is_interrupted = False
-        agenda = self.cluster.agenda
+        agenda = self.agenda = self.cluster.agenda
         if plan.requests:
             agenda.at(plan.requests[0].arrival_s + self._hops_s, self._send, 0)
             agenda.at(self._sampler.every_s, self._sample)
+        else:
+            agenda.stop()
 
     def _send(self, number: int) -> None:
-        requests, agenda = self._plan.requests, self.cluster.agenda
+        requests, agenda = self._plan.requests, self.agenda
         if number + 1 < len(requests):
             agenda.at(requests[number + 1].arrival_s + self._hops_s, self._send, number + 1)
         request = Request(number, requests[number])
@@ -74,7 +66,7 @@ class _Run:
             self._over(request, f"HTTP {error.http_status}", agenda.now_s)
 
     def _sample(self) -> None:
-        agenda = self.cluster.agenda
+        agenda = self.agenda
         self._sampler.sample(self.cluster.instances.values(), agenda.now_s, agenda.now_s)
         agenda.after(self._sampler.every_s, self._sample)
 
@@ -88,7 +80,7 @@ class _Run:
         self._note(record)
         self._ended_s = max(self._ended_s, at_s)
         if len(self._records) == len(self._plan.requests):
-            self.cluster.agenda.stop()
+            self.agenda.stop()
 
     def _timeline(self, request: Request, error: str, at_s: float) -> Timeline:
         ttft_s = request.first_s - request.prepared_s if request.first_s else 0.0
@@ -110,7 +102,7 @@ class _Run:
     def interrupt(self) -> None:
         """The outcome has what has ended."""
         self._is_interrupted = True
-        self._ended_s = self.cluster.agenda.now_s
+        self._ended_s = self.agenda.now_s
 
     def outcome(self, took_s: float) -> Outcome:
         cluster, ended = self.cluster, sorted(self._records)

@@ -455,13 +455,7 @@ class QueueText:
     def settle(self) -> None:
         """Note the steps that are made at once, as far as they have begun; none of them goes on."""
         ends_s, self._ends_s = self._ends_s, []
-        if not self._activity.keeps_spans:
-            ends_s = ends_s[-1:]
-        start_s, now_s = self._run_began_s, self._agenda.now_s
-        for end_s in ends_s:
-            if start_s < now_s:
-                self._activity.did("step", start_s, end_s, self._decoding)
-            start_s = end_s
+        self._activity.ran(self._run_began_s, ends_s, self._agenda.now_s, self._decoding)
 
     # --- going on elsewhere ------------------------------------------------------------------------------------------
 
