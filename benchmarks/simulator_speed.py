@@ -1,4 +1,4 @@
-"""CPU of a simulated request, by the real services in virtual time and by their machines alone, at pools of several sizes.
+"""CPU of a simulated request, by the real services in virtual time, by their machines alone and by queues, at pools of several sizes.
 
 Requests have 1.9 images of 576 tokens, 64 tokens of text and answers of 100 tokens on average; three in ten have no image. Of the
 instances 12 in 17 are encoders, the others text instances, and each size bears the same load: 60 requests/s at 48 encoders and 20 text
@@ -7,8 +7,10 @@ changes. The CPU of a run is divided by its requests; the median over rounds wit
 """
 
 import argparse
+import os
 import random
 import statistics
+import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,12 +27,14 @@ from triptych.services.router.settings import RouterSettings
 from triptych.services.text.settings import TextSettings
 from triptych.sim.machines.run import simulate as by_machines
 from triptych.sim.network import LinkSpeed
+from triptych.sim.queues.run import simulate as by_queues
 from triptych.sim.run import Simulate
 from triptych.sim.run import simulate as by_services
 from triptych.sim.scenario import Deployment, InstanceKind
 from triptych.testing.fakes import FAKE_MODEL
 from triptych.testing.model import FakeFamily
 from triptych.workload.requests import Distribution, Mix, Plan, Size, synthetic
+from triptych.workload.traces import Span, load
 
 RATE, INSTANCES = 60.0, 68
 """Requests per second of so many instances."""
@@ -63,10 +67,15 @@ class Settings:
     services: int = 400
     """Requests of a round, by the services ..."""
     machines: int = 4000
-    """... and by the machines."""
+    """... by the machines ..."""
+    queues: int = 8000
+    """... and by queues."""
+    hour_s: float = 3600.0
+    trace_rate: float = 10.0
+    """Requests per second of the trace."""
 
 
-QUICK = Settings(rounds=1, sizes=(8,), services=20, machines=20)
+QUICK = Settings(rounds=1, sizes=(8,), services=20, machines=20, queues=20, hour_s=2.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +146,56 @@ def measure_one(fidelity: str, simulate: Simulate, instances: int, requests: int
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Hour:
+    """CPU of one run."""
+
+    workload: str
+    fidelity: str
+    requests: int
+    answered: int
+    cpu_s: float
+    request_us: float
+
+
+def trace() -> Path | None:
+    """ServeGen's image workload; None, with a line that says so, where a machine does not have it."""
+    root = os.environ.get("TRIPTYCH_TEST_TRACES")  # noqa: TID251  # where a machine has them is not the project's to say
+    if root:
+        return Path(root) / "servegen-mm-image"
+    print("NOT MEASURED: an hour of a trace, as TRIPTYCH_TEST_TRACES names no directory", file=sys.stderr, flush=True)
+    return None
+
+
+def hours(settings: Settings) -> list[Hour]:
+    """An hour by machines takes minutes where the cluster is saturated: there it is simulated by queues alone."""
+    saturated = plan(INSTANCES, round(RATE * settings.hour_s), 0)
+    runs = [("saturated, 60 requests/s", saturated, "queues", by_queues)]
+    if (path := trace()) is not None:
+        hour = load(path, Span(43_200.0, settings.hour_s, settings.trace_rate), None, random.Random(0))
+        name = f"ServeGen, {settings.trace_rate:g} requests/s"
+        runs = [(name, hour, "queues", by_queues), (name, hour, "machines", by_machines), *runs]
+    found = []
+    for name, requests, fidelity, simulate in runs:
+        outcome = simulate(deployment(48, 20), requests)
+        count, answered = len(outcome.records), sum(record.ok for record in outcome.records)
+        found.append(Hour(name, fidelity, count, answered, outcome.took_s, 1e6 * outcome.took_s / count))
+        row = found[-1]
+        print(
+            f"{name:<26} {fidelity:<9} {count:>7} requests, {answered} answered  {row.cpu_s:6.1f} s "
+            f"({row.request_us:.0f} us per request)",
+            flush=True,
+        )
+    return found
+
+
 def measure(settings: Settings) -> dict[str, Any]:
     rows: list[Cost] = []
     for instances in settings.sizes:
         for fidelity, simulate, requests in (
             ("services", by_services, settings.services),
             ("machines", by_machines, settings.machines),
+            ("queues", by_queues, settings.queues),
         ):
             row = measure_one(fidelity, simulate, instances, requests, settings.rounds)
             rows.append(row)
@@ -151,7 +204,12 @@ def measure(settings: Settings) -> dict[str, Any]:
                 f"{row.request_us:8.0f} us ({row.least_us:.0f} to {row.most_us:.0f})",
                 flush=True,
             )
-    return {"machine": machine.describe(), "settings": asdict(settings), "costs": [asdict(row) for row in rows]}
+    return {
+        "machine": machine.describe(),
+        "settings": asdict(settings),
+        "costs": [asdict(row) for row in rows],
+        "hours": [asdict(hour) for hour in hours(settings)],
+    }
 
 
 def main() -> None:

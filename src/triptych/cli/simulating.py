@@ -285,9 +285,9 @@ def simulate(
         ),
     ] = None,
     fidelity: Annotated[
-        Literal["services", "machines"],
+        Literal["services", "machines", "queues"],
         typer.Option(
-            help="Run the real services, or their state machines alone: faster, and equal where it has all.",
+            help="Run the real services, or their state machines alone: faster, and equal where it has all. Or approximate both by queues.",
             rich_help_panel=_OUT,
         ),
     ] = "services",

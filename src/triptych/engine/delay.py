@@ -226,7 +226,7 @@ class DelayTextEngine:
         for sequence in step.computing:
             self._keep(sequence)
         if step.tokens:
-            took_s = self._costs.step_s(step.decodes, step.mean_context, step.prompts).value
+            took_s = self._costs.step_seconds(step.decodes, step.mean_context, step.prompts)
             self._spend("step", took_s, step.tokens)
         return [output for sequence in self._batch.end(step) for output in self._outputs(sequence)]
 

@@ -50,14 +50,22 @@ def plan_step(
     """Fill one step.
 
     ``decoding`` already hold KV blocks, and all of them run; callers keep their number within ``token_budget``. Beside them
-    ``beside_decodes`` tokens of prompts are computed at most; None: as many as ``token_budget`` leaves.
-    ``prompts`` come in queue order, those that hold blocks and those that can start. It is a lazy iterator: the next element is
-    taken only when there is budget for it, and may allocate blocks then. Only a bidirectional span that is the first prefill of a
-    step may exceed the budget, as it could never run otherwise.
+    ``beside_decodes`` tokens of prompts are computed at most; None: as many as ``token_budget`` leaves. ``prompts``: as for
+    ``plan_prefills``.
     """
     left = token_budget - len(decoding)
     if decoding and beside_decodes is not None:
         left = min(left, beside_decodes)
+    return StepPlan(tuple(decoding), plan_prefills(prompts, left))
+
+
+def plan_prefills(prompts: Iterable[Prefill], left: int) -> tuple[Prefill, ...]:
+    """Fill what decodes leave of a step: ``left`` tokens.
+
+    ``prompts`` come in queue order, those that hold blocks and those that can start. It is a lazy iterator: the next element is
+    taken only when there is budget for it, and may allocate blocks then. Only a bidirectional span that is the first prefill of a
+    step may exceed the budget, as it could never run otherwise.
+    """
     prefills: list[Prefill] = []
     coming = iter(prompts)
     while left > 0 and (work := next(coming, None)) is not None:
@@ -67,7 +75,7 @@ def plan_step(
         if tokens:
             prefills.append(Prefill(work.sequence_id, tokens, work.first, work.bidirectional, work.sequences))
         left -= tokens
-    return StepPlan(tuple(decoding), tuple(prefills))
+    return tuple(prefills)
 
 
 def chunk(work: Prefill, limit: int) -> int:

@@ -83,22 +83,32 @@ class Costs:
         as all have together, and what is beyond products: attention to cached tokens, and what decode steps take more than
         a prompt of as many rows, or than with the least context. It is never longer than the parts one after the other.
         """
-        if not prompts:
-            return self.decode_s(decodes, mean_context) if decodes else Estimate(0.0, self.warnings)
         parts = [self.prefill_s(new_tokens, cached_tokens) for new_tokens, cached_tokens in prompts]
-        together = self.prefill_s(decodes + sum(new_tokens for new_tokens, _ in prompts))
-        seconds = together.value
-        for part, (new_tokens, cached_tokens) in zip(parts, prompts, strict=True):
-            if cached_tokens:
-                seconds += part.value - self.prefill_s(new_tokens).value
+        if prompts:
+            parts.append(self.prefill_s(decodes + sum(new_tokens for new_tokens, _ in prompts)))
         if decodes:
-            decode = self.decode_s(decodes, mean_context)
-            products_s = min(self.decode_s(decodes, 0).value, self.prefill_s(decodes).value)
-            seconds += decode.value - products_s
-            parts.append(decode)
-        return Estimate(
-            min(seconds, sum(part.value for part in parts)), together.warnings.union(*(part.warnings for part in parts))
-        )
+            parts.append(self.decode_s(decodes, mean_context))
+        seconds = self.step_seconds(decodes, mean_context, prompts)
+        return Estimate(seconds, self.warnings.union(*(part.warnings for part in parts)))
+
+    def step_seconds(self, decodes: float, mean_context: float, prompts: Sequence[tuple[float, float]] = ()) -> float:
+        """The value of ``step_s``, without its warnings."""
+        decode_s = self._value("decode", mean_context, decodes) if decodes else 0.0
+        if not prompts:
+            return decode_s
+        rows = decodes
+        parts_s = extra_s = 0.0
+        for new_tokens, cached_tokens in prompts:
+            rows += new_tokens
+            prefill_s = self._value("prefill", new_tokens, cached_tokens)
+            parts_s += prefill_s
+            if cached_tokens:
+                extra_s += prefill_s - self._value("prefill", new_tokens, 0)
+        together_s = extra_s + self._value("prefill", rows, 0)
+        if decodes:
+            products_s = min(self._value("decode", 0, decodes), self._value("prefill", decodes, 0))
+            together_s += decode_s - products_s
+        return min(together_s, parts_s + decode_s)
 
     def decode_line(self, mean_context: float) -> Line:
         """``decode_s`` over the batch, for searches. Raises KeyError if decoding was not measured."""
@@ -139,6 +149,11 @@ class Costs:
                 return Estimate(before.tokens_per_s + share * (level.tokens_per_s - before.tokens_per_s), self.warnings)
             before = level
         return Estimate(levels[-1].tokens_per_s, self.warnings)
+
+    def _value(self, table: str, x: float, y: float) -> float:
+        """0 where nothing was measured."""
+        surface = self._surfaces.get(table)
+        return 0.0 if surface is None else surface.at(x, y)
 
     def _at(self, table: str, x: float, y: float) -> Estimate:
         surface = self._surfaces.get(table)

@@ -6,13 +6,15 @@ Outside the measured range the last slope continues; below the first point its v
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import combinations, pairwise
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate, pairwise
 from statistics import median
 
 from triptych.domain.profile import ErrorRow, Profile
 
 _HELD_OUT_EVERY = 4
+_FAR = 1e9
+"""Lines that cross this far beyond their points are taken to be parallel."""
 
 
 class Line:
@@ -45,6 +47,18 @@ class Line:
         share = (x - xs[right - 1]) / (xs[right] - xs[right - 1])
         return values[right - 1] + share * (values[right] - values[right - 1])
 
+    def raised(self, other: "Line") -> "Line":
+        """The larger of both at each x."""
+        xs = sorted({*self._xs, *other.xs})
+        places = set(xs)
+        for left, right in pairwise((*xs, xs[-1] + 1)):
+            before, after = self.at(left) - other.at(left), self.at(right) - other.at(right)
+            share = before / (before - after) if before != after else 0.0
+            if 0 < share < (1 if right <= xs[-1] else _FAR):
+                places.add(left + share * (right - left))  # they cross there
+        places.add(2 * max(places) + 1)  # so that the last slope goes on from there
+        return Line((x, max(self.at(x), other.at(x))) for x in places)
+
 
 class Surface:
     """Seconds over x and y, from rows (x, y, seconds) with distinct places. Raises ValueError without any."""
@@ -56,9 +70,17 @@ class Surface:
         if not lines:
             raise ValueError("a surface without rows")
         self._ys = sorted(lines)
-        self._lines = [Line(lines[y]) for y in self._ys]
-        self._turns = sorted(self._turning_places())
+        self._measured = [Line(lines[y]) for y in self._ys]
+        self._lines = list(accumulate(self._measured, Line.raised))
+        """Each raised by those of smaller y."""
         self._points = sorted({x for line in self._lines for x in line.xs})
+        """Between two of them every line is straight."""
+        self._steepest: list[float] = []
+        """At each of these points, the steepest slope between the last two lines up to there."""
+        if len(self._ys) > 1:
+            last, before = self._lines[-1], self._lines[-2]
+            rises = [(last.at(x) - before.at(x)) / (self._ys[-1] - self._ys[-2]) for x in self._points]
+            self._steepest = list(accumulate(rises, max))
 
     @property
     def ys(self) -> Sequence[float]:
@@ -69,7 +91,9 @@ class Surface:
         if not self._ys[0] <= y <= self._ys[-1]:
             return False
         right = bisect_right(self._ys, y)
-        around = self._lines[right - 1 : right] if self._ys[right - 1] == y else self._lines[right - 1 : right + 1]
+        around = (
+            self._measured[right - 1 : right] if self._ys[right - 1] == y else self._measured[right - 1 : right + 1]
+        )
         return all(line.holds(x) for line in around)
 
     def at(self, x: float, y: float) -> float:
@@ -80,14 +104,13 @@ class Surface:
             value = self._lines[0].at(x)
             return value * y / ys[0] if ys[0] > 0 else value
         right = min(bisect_right(ys, y), len(ys) - 1)
-        low, high = self._around(right, x)
+        low, high = self._lines[right - 1].at(x), self._lines[right].at(x)
         slope = (high - low) / (ys[right] - ys[right - 1])
         if y <= ys[right]:
             return low + (y - ys[right - 1]) * slope
         # Lines may come closer with x. Beyond the last one the steepest slope up to x keeps the value monotone.
-        for place in self._turns[: bisect_left(self._turns, x)]:
-            low_there, high_there = self._around(right, place)
-            slope = max(slope, (high_there - low_there) / (ys[right] - ys[right - 1]))
+        if place := bisect_left(self._points, x):
+            slope = max(slope, self._steepest[place - 1])
         return high + (y - ys[right]) * slope
 
     def run(self, x: float, y: float, count: int) -> list[float]:
@@ -112,22 +135,6 @@ class Surface:
         """The values over y at this x."""
         ys = self._ys
         return Line((y, self.at(x, y)) for y in ([*ys, 2 * ys[-1]] if ys[-1] > 0 else ys))
-
-    def _turning_places(self) -> Iterator[float]:
-        """Each x at which the slope beyond the last line may be steepest: points of lines, and where lines before the last cross."""
-        xs = sorted({x for line in self._lines for x in line.xs})
-        yield from xs
-        for left, right in pairwise((*xs, xs[-1] + 1)):
-            for line, other in combinations(self._lines[:-1], 2):
-                before, after = line.at(left) - other.at(left), line.at(right) - other.at(right)
-                share = before / (before - after) if before != after else 0.0
-                if share > 0 and (share < 1 or right > xs[-1]):
-                    yield left + share * (right - left)
-
-    def _around(self, right: int, x: float) -> tuple[float, float]:
-        """The values on the line before ``right`` and on that one, raised by those of the lines before."""
-        low = max(line.at(x) for line in self._lines[:right])
-        return low, max(low, self._lines[right].at(x))
 
 
 def table_rows(profile: Profile) -> Mapping[str, list[tuple[float, float, float]]]:

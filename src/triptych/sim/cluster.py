@@ -251,14 +251,12 @@ class Node:
 
     def used(self, end_s: float) -> list[InstanceUse]:
         """What its incarnations did until ``end_s``."""
-        kind, uses = self.kind, list[InstanceUse]()
+        uses: list[InstanceUse] = []
         for use in self.uses:
             after = self.activity.until(end_s) if use.after is None else use.after
             busy = {work: spent_s - use.before.get(work, 0.0) for work, spent_s in after.items()}
-            if "prepare" in busy:
-                busy["prepare"] /= kind.prepare_cores
             until_s = end_s if use.end_s is None else use.end_s
-            uses.append(InstanceUse(self.name, self.role.value, kind.device, kind.devices, use.start_s, until_s, busy))
+            uses.append(self.kind.use(self.name, self.role, use.start_s, until_s, busy))
         return uses
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,16 +59,52 @@ class Activity:
         if self.keeps_spans and end_s > start_s:
             self.spans.append(Span(self.instance, work, start_s if began_s is None else began_s, end_s, size))
 
+    def ran(self, began_s: float, ends_s: Sequence[float], now_s: float, size: int) -> None:
+        """Note steps that were made at once, as far as they have begun. ``size``: tokens of each."""
+        if not self.keeps_spans:
+            ends_s = ends_s[-1:]
+        for end_s in ends_s:
+            if began_s < now_s:
+                self.did("step", began_s, end_s, size)
+            began_s = end_s
+
     def until(self, now_s: float) -> dict[Busy, float]:
         """Seconds by kind of work until now, the part of what is under way included."""
-        over = [piece for piece in self._running if piece[2] <= now_s]
-        self._running = [piece for piece in self._running if piece[2] > now_s]
-        for work, start_s, end_s in over:
-            self._ended_s[work] += end_s - start_s
-        busy_s = dict(self._ended_s)
-        for work, start_s, _ in self._running:
+        running, ended_s = [], self._ended_s
+        for piece in self._running:
+            work, start_s, end_s = piece
+            if end_s <= now_s:
+                ended_s[work] += end_s - start_s
+            else:
+                running.append(piece)
+        self._running = running
+        busy_s = dict(ended_s)
+        for work, start_s, _ in running:
             busy_s[work] = busy_s.get(work, 0.0) + max(0.0, now_s - start_s)
         return busy_s
+
+
+class EncoderTimes:
+    """How long an encoder takes. Many items are alike, and are priced once."""
+
+    def __init__(self, costs: Costs, bytes_per_pixel: float) -> None:
+        self._costs = costs
+        self._bytes_per_pixel = bytes_per_pixel
+        self._prepare_s: dict[int, float] = {}
+        self._encode_s: dict[tuple[float, int], float] = {}
+
+    def prepare_s(self, size: int) -> float:
+        """Of an item with so many pixels or samples, on one core."""
+        if (took_s := self._prepare_s.get(size)) is None:
+            took_s = self._prepare_s[size] = self._costs.prepare_s(self._bytes_per_pixel * size, size).value
+        return took_s
+
+    def encode_s(self, tokens: Sequence[int]) -> float:
+        """Of a batch of items with so many tokens each."""
+        alike = sum(tokens) / len(tokens), len(tokens)
+        if (took_s := self._encode_s.get(alike)) is None:
+            took_s = self._encode_s[alike] = self._costs.encode_s(*alike).value
+        return took_s
 
 
 class SimEncoderEngine(DelayEncoderEngine):

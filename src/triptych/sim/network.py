@@ -2,8 +2,10 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+
+from .agenda import Agenda
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,4 +211,39 @@ class SharedLinks:
         for flow in self.flows.ended(asyncio.get_running_loop().time()):
             if not (done := self._done[flow]).done():
                 done.set_result(None)
+        self._reschedule()
+
+
+class TimedLinks:
+    """The links as events use them: each transfer is told when it has ended."""
+
+    def __init__(self, topology: Topology, agenda: Agenda) -> None:
+        self.path = topology.path
+        self.flows = Flows(topology.speeds)
+        self._agenda = agenda
+        self._then: dict[Flow, Callable[[], None]] = {}
+        self._changes = 0
+
+    def transfer(self, links: tuple[str, ...], nbytes: int, then: Callable[[], None]) -> Flow:
+        """Begin one, after the links' latency."""
+        flow = self.flows.begin(links, nbytes, self._agenda.now_s)
+        self._then[flow] = then
+        self._reschedule()
+        return flow
+
+    def cancel(self, flow: Flow) -> None:
+        if self._then.pop(flow, None) is not None:
+            self.flows.end(flow, self._agenda.now_s)
+            self._reschedule()
+
+    def _reschedule(self) -> None:
+        self._changes += 1
+        if (next_s := self.flows.next_end_s()) is not None:
+            self._agenda.at(self._agenda.now_s + next_s, self._finish, self._changes)
+
+    def _finish(self, changes: int) -> None:
+        if changes != self._changes:
+            return
+        for flow in self.flows.ended(self._agenda.now_s):
+            self._agenda.soon(self._then.pop(flow))
         self._reschedule()

@@ -1,7 +1,7 @@
 """Prompts of planned requests: as many tokens and items as the plan says, without tokenizer, template and media."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from triptych.domain.chat import ChatRequest, MediaPart, Message
@@ -14,6 +14,7 @@ from triptych.domain.sampling import SamplingParams
 from triptych.domain.tenant import Tenant
 from triptych.errors import ContextTooLong, InvalidMedia
 from triptych.families.base import Family, Placeholders, Span, as_in_request, filled_positions, refuse_unless, units_of
+from triptych.policy import admission
 from triptych.services.router.prepare import Prompted
 from triptych.workload.requests import TEMPLATE_TOKENS, Planned
 
@@ -159,3 +160,65 @@ class PlannedPrepare:
             units=units,
             unit_starts=starts,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What requests with the same items have in common."""
+
+    items: tuple[ItemPlan, ...]
+    tokens: int
+    """Of the prompt, but for its text."""
+    divides: bool
+    """Whether an item can be split over encoders."""
+
+
+class Prompts:
+    """Prompts of planned requests as counts. Those with the same items are prepared once."""
+
+    def __init__(self, family: Family, model: ModelInfo) -> None:
+        self._prepare = PlannedPrepare(family)
+        self._model = model
+        self._shapes: dict[object, Shape] = {}
+        """By the items."""
+
+    def shape(self, number: int, planned: Planned) -> Shape:
+        """``number``: in the plan. Raises InvalidMedia."""
+        key = _media(planned)
+        if (shape := self._shapes.get(key)) is None:
+            prompted = self._prepared(number, replace(planned, text_tokens=0, output_tokens=1))
+            divides = any(len(item.units) > 1 for item in prompted.items)
+            shape = self._shapes[key] = Shape(prompted.items, len(prompted.token_ids), divides)
+        return shape
+
+    def tokens(self, planned: Planned) -> int:
+        """Of the prompt of a request whose shape is known."""
+        return self._shapes[_media(planned)].tokens + planned.text_tokens
+
+    def check_length(self, number: int, planned: Planned, *, kv_tokens: int, kv_block_tokens: int) -> None:
+        """Raise ContextTooLong as the router would. ``kv_tokens``: most that an instance can hold for a request; 0 if unknown."""
+        tokens = self.tokens(planned)
+        longest = min(self._model.context_length, kv_tokens or self._model.context_length)
+        if tokens + planned.output_tokens <= longest:
+            return
+        prompted = self._prepared(number, planned)
+        admission.complete(
+            prompted.sampling,
+            prompt_tokens=tokens,
+            context_length=self._model.context_length,
+            kv_tokens=kv_tokens,
+            kv_block_tokens=kv_block_tokens,
+        )
+
+    def _prepared(self, number: int, planned: Planned) -> Prompted:
+        request = chat_request(number, planned, self._model.model_id, timeout_s=1.0)
+        self._prepare.expect(request, number, planned)
+        try:
+            return self._prepare(request, self._model)
+        finally:
+            self._prepare.forget(request)
+
+
+def _media(planned: Planned) -> object:
+    """What a request's items are like; equal for those of the same form."""
+    return planned.images if planned.kind in ("text", "image") else (planned.images, planned.videos, planned.sounds_s)

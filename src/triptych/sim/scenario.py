@@ -15,7 +15,8 @@ from triptych.services.router.settings import RouterSettings
 from triptych.services.text.settings import TextSettings
 
 from .host import Host
-from .network import Hosts, LinkSpeed
+from .network import Hosts, LinkSpeed, Topology
+from .outcome import Busy, InstanceUse
 from .shared_device import Sharing
 
 
@@ -36,6 +37,11 @@ class InstanceKind:
     """By which each instance sends and receives: one link for each direction."""
     within_host: LinkSpeed
     """The same between instances of one host, where the deployment has hosts."""
+
+    def use(self, name: str, role: Role, start_s: float, end_s: float, busy_s: Mapping[Busy, float]) -> InstanceUse:
+        """What an instance did. ``busy_s``: with each kind of work, of all preparing cores together."""
+        shares = {work: spent_s / (self.prepare_cores if work == "prepare" else 1) for work, spent_s in busy_s.items()}
+        return InstanceUse(name, role.value, self.device, self.devices, start_s, end_s, shares)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +83,16 @@ class Deployment:
     bytes_per_pixel: float = 0.3
     """Of undecoded images and frames, for their preparation."""
     faults: Sequence[Fault] = field(default=())
+
+    def topology(self) -> Topology:
+        """Where the instances are of which there are so many from the beginning to the end."""
+        topology = Topology(self.hosts)
+        for role, count in self.sizes.items():
+            kind = self.kinds[role]
+            for number in range(1, count + 1):
+                name = f"{INSTANCE_NAMES[role]}-{number}"
+                topology.enter(name, kind.devices, kind.link, kind.within_host, name)
+        return topology
 
     def neighbour(self, instance: str, role: Role) -> str:
         """The instance whose devices this one computes on; itself if it has its own."""

@@ -18,8 +18,8 @@ from triptych.domain.profile import Profile
 from triptych.domain.stage import ModelPart, Role, Stage
 from triptych.domain.timeline import Timeline
 from triptych.sim import run as services
+from triptych.sim.limits import NotSimulated
 from triptych.sim.machines import run as machines
-from triptych.sim.machines.limits import NotByMachines
 from triptych.sim.network import Hosts, LinkSpeed
 from triptych.sim.outcome import Outcome, Span
 from triptych.sim.scenario import Deployment, Fault
@@ -293,5 +293,5 @@ def test_little_memory_is_shared_out_the_same() -> None:
     ],
 )
 def test_what_only_services_have_is_refused_before_anything_runs(cluster: Deployment, said: str) -> None:
-    with pytest.raises(NotByMachines, match=rf"{said}.*: use --fidelity services"):
+    with pytest.raises(NotSimulated, match=rf"{said}.*: use --fidelity services"):
         machines.simulate(cluster, plan(1.0, 5))

@@ -14,10 +14,10 @@ from triptych.cli.files import make_room
 from triptych.cli.outcome import CliError
 from triptych.cli.simulate.deployment import Simulated
 from triptych.cli.simulate.goodput import GoodputSearch
-from triptych.cli.simulate.runs import Case, Fidelity, Ran, run_all
+from triptych.cli.simulate.runs import Case, Ran, run_all
 from triptych.errors import TriptychError
 from triptych.sim import html, perfetto
-from triptych.sim.machines.limits import check
+from triptych.sim.limits import Fidelity, check
 from triptych.sim.outcome import STEPS, Outcome, waterfall
 from triptych.sim.prepare import PlannedPrepare, chat_request
 from triptych.sim.scenario import Deployment
@@ -131,14 +131,13 @@ def run(simulation: Simulation, outputs: Outputs, console: Console) -> None:
 
 
 def _refuse_impossible(simulation: Simulation, cases: Sequence[Case]) -> None:
-    """Raise WorkloadError if no request is counted, or none of the first could be served, and NotByMachines for what that
+    """Raise WorkloadError if no request is counted, or none of the first could be served, and NotSimulated for what that
     fidelity does not have.
     """
     deployment = simulation.simulated.deployment
-    if simulation.fidelity == "machines":
-        check(deployment)
     for case in cases:
         requests = case.plan.requests
+        check(simulation.fidelity, deployment, requests)
         if not any(planned.arrival_s >= simulation.warm_up_s for planned in requests):
             at = "" if case.rate is None else f" at {case.rate:g} requests/s"
             raise WorkloadError(f"--warm-up {simulation.warm_up_s:g}: no request comes after it{at}")

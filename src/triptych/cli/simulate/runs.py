@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import Progress
@@ -16,8 +16,10 @@ from triptych.cli.outcome import CliError
 from triptych.runtime.cores import usable_cores
 from triptych.runtime.parent import end_with_parent
 from triptych.runtime.process import CannotStart
+from triptych.sim.limits import Fidelity
 from triptych.sim.machines.run import simulate as simulate_machines
 from triptych.sim.outcome import Outcome
+from triptych.sim.queues.run import simulate as simulate_queues
 from triptych.sim.run import Simulate, simulate
 from triptych.virtual.virtual_time import VirtualTimeError
 from triptych.workload.requests import Plan
@@ -25,9 +27,11 @@ from triptych.workload.requests import Plan
 if TYPE_CHECKING:
     from triptych.cli.simulate.command import Simulation
 
-Fidelity = Literal["services", "machines"]
-"""How results come about: the real services run in virtual time, or their machines are driven without them."""
-SIMULATORS: Mapping[Fidelity, Simulate] = {"services": simulate, "machines": simulate_machines}
+SIMULATORS: Mapping[Fidelity, Simulate] = {
+    "services": simulate,
+    "machines": simulate_machines,
+    "queues": simulate_queues,
+}
 
 
 @dataclass(frozen=True, slots=True)

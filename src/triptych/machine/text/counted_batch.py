@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 from triptych.domain.queue_position import FIRST_COME, QueuePosition
 from triptych.domain.record import record
-from triptych.policy.batching import Prefill, plan_step
+from triptych.policy.batching import Prefill, plan_prefills
 from triptych.policy.fairness import may_start
 
 S = TypeVar("S", bound="CountedSequence")
@@ -313,8 +313,7 @@ class CountedBatch(Generic[S]):
         prompts: list[tuple[int, int]] = []
         computing: list[S] = []
         if prefill and (self._waiting or len(decoding) < len(self._running)):
-            names = [sequence.request_id for sequence in decoding for _ in sequence.choices]
-            for work in plan_step(names, self._prompts(), token_budget=self._token_budget).prefills:
+            for work in plan_prefills(self._prompts(), self._token_budget - decodes):
                 sequence = self._running.get(work.sequence_id) or self._start(self._waiting[work.sequence_id])
                 prompts.append((work.tokens, sequence.computed))
                 computing.append(sequence)

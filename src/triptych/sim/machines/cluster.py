@@ -16,14 +16,14 @@ from triptych.runtime.profiles import KnownProfiles
 from triptych.services.text.device_scheduler import turns_of
 from triptych.transport.arena import HEADER_NBYTES
 
-from ..engines import Activity  # noqa: TID252 - of the simulator
-from ..network import Topology  # noqa: TID252
+from ..agenda import Agenda  # noqa: TID252 - of the simulator
+from ..engines import Activity  # noqa: TID252
+from ..network import TimedLinks  # noqa: TID252
 from ..outcome import Busy, InstanceUse  # noqa: TID252
 from ..scenario import Deployment, InstanceKind  # noqa: TID252
-from .agenda import Agenda
 from .encoder import EncodeCall, SimArena, SimEncoder
 from .kv import SimKvStore
-from .pulls import SimLinks, SimReceiver
+from .pulls import SimReceiver
 from .reports import Reporter
 from .router import SimRouter
 from .text import SimText, TextCall
@@ -204,11 +204,7 @@ class SimNode:
         """What it did until the end, which is now."""
         if self.text is not None:
             self.text.settle()
-        busy_s = self.until(end_s)
-        if "prepare" in busy_s:
-            busy_s["prepare"] /= self.kind.prepare_cores
-        kind = self.kind
-        return InstanceUse(self.id, self.role.value, kind.device, kind.devices, start_s, end_s, busy_s)
+        return self.kind.use(self.id, self.role, start_s, end_s, self.until(end_s))
 
     def _sweep(self, every_s: float) -> None:
         if self.text is not None:
@@ -236,11 +232,8 @@ class MachineCluster:
             for role, count in deployment.sizes.items()
             for number in range(1, count + 1)
         }
-        self.topology = Topology(deployment.hosts)
-        for name, role in roles.items():
-            kind = deployment.kinds[role]
-            self.topology.enter(name, kind.devices, kind.link, kind.within_host, name)
-        self.links = SimLinks(self.topology, self.agenda)
+        self.topology = deployment.topology()
+        self.links = TimedLinks(self.topology, self.agenda)
         self.nodes = {name: SimNode(name, role, self) for name, role in roles.items()}
         """By name."""
         profiles = KnownProfiles(

@@ -18,8 +18,8 @@ from triptych.policy.costs import Costs
 from triptych.policy.iteration import ImageBudget
 from triptych.services.encoder.settings import EncoderSettings
 
-from ..engines import Activity  # noqa: TID252 - of the simulator
-from .agenda import Agenda
+from ..agenda import Agenda  # noqa: TID252 - of the simulator
+from ..engines import Activity, EncoderTimes  # noqa: TID252
 
 
 @dataclass(eq=False, slots=True)
@@ -143,18 +143,13 @@ class SimEncoder:
     ) -> None:
         self.queue = batch_queue.BatchQueue(settings.batches, max_preparing=cores)
         self.arena = arena
-        self._costs = costs
         self._agenda = agenda
         self._activity = activity
-        self._bytes_per_pixel = bytes_per_pixel
+        self._times = EncoderTimes(costs, bytes_per_pixel)
         self._on_change = on_change
         self.on_ready: Callable[[], None] = self._wake
         """Called when another item can be encoded. Of an instance that has a batch of text as well, its loop calls ``encode_batch``."""
         self._flights: dict[bytes, _Flight] = {}
-        self._prepare_s: dict[int, float] = {}
-        """By pixels, as many items are alike ..."""
-        self._encode_s: dict[tuple[float, int], float] = {}
-        """... and by the mean of tokens, and items."""
         self._numbers = count()
         self._is_busy = self._is_woken = False
 
@@ -253,8 +248,7 @@ class SimEncoder:
             self._end(flight)
             return
         size, now_s = flight.plan.info.samples_or_pixels, self._agenda.now_s
-        if (took_s := self._prepare_s.get(size)) is None:
-            took_s = self._prepare_s[size] = self._costs.prepare_s(self._bytes_per_pixel * size, size).value
+        took_s = self._times.prepare_s(size)
         self._activity.did("prepare", now_s, now_s + took_s, size)
         self._agenda.after(took_s, self._prepared, flight)
 
@@ -309,9 +303,7 @@ class SimEncoder:
         if not keys:
             return False
         batch = [self._flights[key] for key in keys]
-        tokens = sum([embedding_tokens(flight.plan.tensors) for flight in batch]) / len(batch)
-        if (took_s := self._encode_s.get((tokens, len(batch)))) is None:
-            took_s = self._encode_s[tokens, len(batch)] = self._costs.encode_s(tokens, len(batch)).value
+        took_s = self._times.encode_s([embedding_tokens(flight.plan.tensors) for flight in batch])
         self._activity.did("encode", now_s, now_s + took_s, len(batch))
         self._agenda.after(took_s, self._encoded, batch, now_s, then)
         return True

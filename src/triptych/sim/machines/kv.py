@@ -21,7 +21,7 @@ from triptych.machine.arena.arena_events import Slot
 from triptych.machine.arena.extents import round_up
 from triptych.machine.text.tensor_events import Acquire, CachedSlot
 
-from .agenda import Agenda
+from ..agenda import Agenda  # noqa: TID252 - of the simulator
 from .encoder import SimArena
 
 if TYPE_CHECKING:

@@ -28,50 +28,15 @@ from triptych.machine.text.tensor_events import (
 )
 from triptych.policy.transport import MEMORY
 
-from ..engines import Activity  # noqa: TID252 - of the simulator
-from ..network import Flow, Flows, Topology  # noqa: TID252
-from .agenda import Agenda
+from ..agenda import Agenda  # noqa: TID252 - of the simulator
+from ..engines import Activity  # noqa: TID252
+from ..network import Flow, TimedLinks  # noqa: TID252
 from .encoder import SimArena
 
 _IDLE_S = 600.0
 """A connection to a holder that was not used for so long is made anew (``transport.peer_pool``)."""
 
 Then = Callable[[tuple[CachedSlot, ...] | TriptychError], None]
-
-
-class SimLinks:
-    """The links between instances: tells each transfer when it has ended."""
-
-    def __init__(self, topology: Topology, agenda: Agenda) -> None:
-        self.path = topology.path
-        self.flows = Flows(topology.speeds)
-        self._agenda = agenda
-        self._then: dict[Flow, Callable[[], None]] = {}
-        self._changes = 0
-
-    def transfer(self, links: tuple[str, ...], nbytes: int, then: Callable[[], None]) -> Flow:
-        """Begin one, after the links' latency."""
-        flow = self.flows.begin(links, nbytes, self._agenda.now_s)
-        self._then[flow] = then
-        self._reschedule()
-        return flow
-
-    def cancel(self, flow: Flow) -> None:
-        if self._then.pop(flow, None) is not None:
-            self.flows.end(flow, self._agenda.now_s)
-            self._reschedule()
-
-    def _reschedule(self) -> None:
-        self._changes += 1
-        if (next_s := self.flows.next_end_s()) is not None:
-            self._agenda.at(self._agenda.now_s + next_s, self._finish, self._changes)
-
-    def _finish(self, changes: int) -> None:
-        if changes != self._changes:
-            return
-        for flow in self.flows.ended(self._agenda.now_s):
-            self._agenda.soon(self._then.pop(flow))
-        self._reschedule()
 
 
 @dataclass(slots=True)
@@ -99,7 +64,7 @@ class SimReceiver:
         self,
         name: str,
         cache: TensorCache,
-        links: SimLinks,
+        links: TimedLinks,
         holders: Mapping[str, SimArena],
         agenda: Agenda,
         activity: Activity,

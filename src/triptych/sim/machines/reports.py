@@ -7,7 +7,7 @@ from math import inf
 from triptych.domain.instance import InstanceLoad
 from triptych.runtime.watched_value import ReportIntervals
 
-from .agenda import Agenda
+from ..agenda import Agenda  # noqa: TID252 - of the simulator
 
 _NO_TIMES: Sequence[float] = ()
 

@@ -49,15 +49,14 @@ from triptych.machine.router.shared_events import (
 from triptych.policy import admission
 from triptych.policy.policies import Policies
 from triptych.policy.pool_facts import Profiles, isolated
-from triptych.policy.sharding import can_split
 from triptych.runtime.profiles import KnownProfiles
 from triptych.services.router.attainment import Attainment
 from triptych.services.router.late import LateRefusals
 from triptych.services.router.settings import RouterSettings
 from triptych.workload.requests import Planned
 
-from ..prepare import PlannedPrepare, chat_request, item_bytes  # noqa: TID252 - of the simulator
-from .agenda import Agenda
+from ..agenda import Agenda  # noqa: TID252 - of the simulator
+from ..prepare import Prompts, Shape, chat_request, item_bytes  # noqa: TID252
 from .encoder import EncodeCall, SimArena
 from .request import Caller, SimRequest
 from .text import TextCall
@@ -96,17 +95,6 @@ class _Unreleased:
     credits: list[int]
 
 
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    """Shape that requests with the same items have in common."""
-
-    items: tuple[ItemPlan, ...]
-    tokens: int
-    """Of the prompt, but for its text."""
-    divides: bool
-    """Whether an item can be split over encoders."""
-
-
 class SimRouter:
     """One router over instances that are all there from the beginning."""
 
@@ -130,7 +118,7 @@ class SimRouter:
         self._nodes = nodes
         self._rng = rng
         self._policies = Policies.named(settings.policies)
-        self._prepare = PlannedPrepare(family)
+        self._prompts = Prompts(family, model)
         self._profiles = profiles
         self.machine = ClusterMachine(
             settings.cluster,
@@ -158,8 +146,6 @@ class SimRouter:
         """Of requests, and whether their callers wait no longer either; the first first, as all have the same time limit."""
         self._media_bytes = 0
         """Of all requests."""
-        self._shapes: dict[object, _Shape] = {}
-        """By the items."""
         self._unreleased: dict[str, _Unreleased] = {}
         self._alarm_s: float | None = None
         self._alarms = 0
@@ -168,7 +154,7 @@ class SimRouter:
 
     def prompt_tokens(self, planned: Planned) -> int:
         """Of the prompt of a request that has been prepared."""
-        return self._shapes[_media(planned)].tokens + planned.text_tokens
+        return self._prompts.tokens(planned)
 
     def start(self) -> None:
         """Join all instances, and watch them."""
@@ -277,7 +263,7 @@ class SimRouter:
     ) -> SimRequest:
         """A request has come. ``number``: in the plan. Raises TriptychError if it is refused."""
         settings, attainment, now_s = self._settings, self._attainment, self.agenda.now_s
-        shape = self._shape(number, planned)
+        shape = self._prompts.shape(number, planned)
         media_bytes = sum([item.info.nbytes for item in shape.items])
         try:
             self._check_room(media_bytes, len(shape.items))
@@ -341,39 +327,15 @@ class SimRouter:
     def _chat_request(self, number: int, planned: Planned, timeout_s: float) -> ChatRequest:
         return chat_request(number, planned, self._model.model_id, timeout_s=timeout_s)
 
-    def _shape(self, number: int, planned: Planned) -> _Shape:
-        """Raises InvalidMedia."""
-        key = _media(planned)
-        if (shape := self._shapes.get(key)) is None:
-            plain = replace(planned, text_tokens=0, output_tokens=1)
-            request = self._chat_request(number, plain, 1.0)
-            self._prepare.expect(request, number, plain)
-            prompted = self._prepare(request, self._model)
-            self._prepare.forget(request)
-            divides = can_split(prompted.items, self._settings.shards)
-            shape = self._shapes[key] = _Shape(prompted.items, len(prompted.token_ids), divides)
-        return shape
-
-    def _prepare_request(self, number: int, planned: Planned, shape: _Shape, request: SimRequest) -> None:
+    def _prepare_request(self, number: int, planned: Planned, shape: Shape, request: SimRequest) -> None:
         if request.has_ended:
             return
         machine, instances = self.machine, self.machine.instances
         prompt_tokens = shape.tokens + planned.text_tokens
         try:
-            chat = None
-            if prompt_tokens + planned.output_tokens > min(
-                self._model.context_length, instances.kv_tokens or prompt_tokens + planned.output_tokens
-            ):
-                chat = self._chat_request(number, planned, 1.0)
-                self._prepare.expect(chat, number, planned)
-                self._prepare(chat, self._model)
-                admission.complete(
-                    chat.sampling,
-                    prompt_tokens=prompt_tokens,
-                    context_length=self._model.context_length,
-                    kv_tokens=instances.kv_tokens,
-                    kv_block_tokens=instances.kv_block_tokens,
-                )
+            self._prompts.check_length(
+                number, planned, kv_tokens=instances.kv_tokens, kv_block_tokens=instances.kv_block_tokens
+            )
             items = self._items(number, shape)
             arrived = self._attainment.arrival(items, prompt_tokens)
             wait_s, service_s = self._attainment.predicted_s(arrived, 0)
@@ -396,7 +358,7 @@ class SimRouter:
             items = self._policies.sharding(items, pool, self._settings.shards)
         request.feed(Prepared(items, prompt_tokens, planned.output_tokens, expected))
 
-    def _items(self, number: int, shape: _Shape) -> tuple[ItemPlan, ...]:
+    def _items(self, number: int, shape: Shape) -> tuple[ItemPlan, ...]:
         """The items of this request, which are told apart by their contents."""
         items = []
         places: Counter[Modality] = Counter()
@@ -492,8 +454,3 @@ class SimRouter:
             self._nodes[call.name].cancel_text(call)
         else:
             self._nodes[call.name].cancel_encode(call)
-
-
-def _media(planned: Planned) -> object:
-    """What a request's items are like; equal for those of the same form."""
-    return planned.images if planned.kind in ("text", "image") else (planned.images, planned.videos, planned.sounds_s)

@@ -1,23 +1,17 @@
 """One run of a deployment under a plan by its machines, from the first request to the last answer."""
 
-import gc
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from triptych.errors import TriptychError
 from triptych.workload.report import TIMEOUT, Record
 from triptych.workload.requests import Plan, Planned
 
-from ..outcome import Outcome  # noqa: TID252 - of the simulator
+from ..event_run import carry_out  # noqa: TID252 - of the simulator
+from ..limits import check  # noqa: TID252
+from ..outcome import Outcome  # noqa: TID252
 from ..run import HOPS, Note  # noqa: TID252
 from ..samples import Sampler  # noqa: TID252
 from ..scenario import Deployment  # noqa: TID252
 from .cluster import MachineCluster
-from .limits import check
 
-_ALLOCATIONS = 1_000_000
-"""Of objects, between two collections of garbage."""
 _POLL_S = 0.01
 """The services are asked so often whether all instances have been seen."""
 
@@ -31,28 +25,9 @@ def simulate(
     keeps_spans: bool = False,
     note: Note = lambda _: None,
 ) -> Outcome:
-    """As ``sim.run.simulate``, with the same arguments. Raises NotByMachines for what the driver cannot do."""
-    check(deployment)
-    began_s = time.process_time()
-    with _rarely_collected():
-        run = _Run(deployment, plan, seed, timeout_s, note, keeps_spans=keeps_spans)
-        try:
-            if plan.requests:
-                run.cluster.agenda.run()
-        except KeyboardInterrupt:
-            run.interrupt()
-        return run.outcome(time.process_time() - began_s)
-
-
-@contextmanager
-def _rarely_collected() -> Iterator[None]:
-    """Collect rarely: what requests leave behind has no cycles, and the collector would look at all that is kept again and again."""
-    usual = gc.get_threshold()
-    gc.set_threshold(_ALLOCATIONS, *usual[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*usual)
+    """As ``sim.run.simulate``, with the same arguments. Raises NotSimulated for what the driver cannot do."""
+    check("machines", deployment, plan.requests)
+    return carry_out(lambda: _Run(deployment, plan, seed, timeout_s, note, keeps_spans=keeps_spans))
 
 
 class _Run:
@@ -73,16 +48,18 @@ class _Run:
         self._began_s = began_s
         self._ended_s = began_s
         self._is_interrupted = False
-        agenda = self.cluster.agenda
+        agenda = self.agenda = self.cluster.agenda
         if plan.requests:
             agenda.at(self._due_s(0) + self._hops_s, self._send, 0)
             agenda.at(began_s + self._sampler.every_s, self._sample)
+        else:
+            agenda.stop()
 
     def _due_s(self, number: int) -> float:
         return self._began_s + self._plan.requests[number].arrival_s
 
     def _send(self, number: int) -> None:
-        requests, agenda = self._plan.requests, self.cluster.agenda
+        requests, agenda = self._plan.requests, self.agenda
         if number + 1 < len(requests):
             agenda.at(self._due_s(number + 1) + self._hops_s, self._send, number + 1)
         planned = requests[number]
@@ -93,7 +70,7 @@ class _Run:
             client.ended(error)
 
     def _sample(self) -> None:
-        agenda = self.cluster.agenda
+        agenda = self.agenda
         self._sampler.sample(self.cluster.nodes.values(), agenda.now_s, agenda.now_s - self._began_s)
         agenda.after(self._sampler.every_s, self._sample)
 
@@ -102,13 +79,13 @@ class _Run:
         self._records[number] = record
         self._note(record)
         if len(self._records) == len(self._plan.requests):
-            self._ended_s = self.cluster.agenda.now_s
-            self.cluster.agenda.soon(self.cluster.agenda.soon, self.cluster.agenda.soon, self.cluster.agenda.stop)
+            self._ended_s = self.agenda.now_s
+            self.agenda.soon(self.agenda.soon, self.agenda.soon, self.agenda.stop)
 
     def interrupt(self) -> None:
         """The outcome has what has ended."""
         self._is_interrupted = True
-        self._ended_s = max(self._began_s, self.cluster.agenda.now_s)
+        self._ended_s = max(self._began_s, self.agenda.now_s)
 
     def outcome(self, took_s: float) -> Outcome:
         cluster, ended = self.cluster, sorted(self._records)

@@ -32,8 +32,8 @@ from triptych.policy.queueing import as_called
 from triptych.services.text.open_stages import stage_loads
 from triptych.services.text.settings import TextSettings
 
-from ..engines import Activity  # noqa: TID252 - of the simulator
-from .agenda import Agenda
+from ..agenda import Agenda  # noqa: TID252 - of the simulator
+from ..engines import Activity  # noqa: TID252
 from .encoder import SimEncoder
 from .kv import KvExport, KvImport, SimKvStore
 from .pulls import SimReceiver
@@ -553,7 +553,7 @@ class SimText:
         step = batch.begin(prefill=iteration.prefill)
         took_s = 0.0
         if step.tokens:
-            took_s = self._costs.step_s(step.decodes, step.mean_context, step.prompts).value
+            took_s = self._costs.step_seconds(step.decodes, step.mean_context, step.prompts)
             self._activity.did("step", now_s, now_s + took_s, step.tokens)
         self._agenda.after(took_s, self._stepped, step, now_s, then)
 
@@ -632,13 +632,7 @@ class SimText:
     def settle(self) -> None:
         """Note the steps that are made at once as far as they have begun; none of them goes on."""
         ends_s, self._ends_s = self._ends_s, []
-        if not self._activity.keeps_spans:
-            ends_s = ends_s[-1:]
-        start_s, now_s = self._run_began_s, self._agenda.now_s
-        for end_s in ends_s:
-            if start_s < now_s:
-                self._activity.did("step", start_s, end_s, self._run_choices)
-            start_s = end_s
+        self._activity.ran(self._run_began_s, ends_s, self._agenda.now_s, self._run_choices)
 
     def _join(self, call: TextCall, began_s: float) -> None:
         call.joined_s = began_s

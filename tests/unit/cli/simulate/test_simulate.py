@@ -578,3 +578,52 @@ def test_what_the_machines_do_not_have_is_refused(config: Path) -> None:
     said = triptych(*epd, status=2)
     assert "does not have switching (--no-switch-roles turns it off): use --fidelity services" in said
     assert "requests simulated by machines" in triptych(*epd, "--no-switch-roles")
+
+
+def test_queues_give_every_kind_of_result(config: Path, tmp_path: Path) -> None:
+    """One run with its files, a sweep, goodput and a comparison; each says what made it."""
+    common = ("--model", config, "--fidelity", "queues", "--output-tokens", 20, "--duration", 10)
+    results, page, trace = tmp_path / "one.json", tmp_path / "one.html", tmp_path / "one.trace"
+    said = triptych(
+        *(
+            *common,
+            "--preset",
+            "epd",
+            "--no-switch-roles",
+            "--rate",
+            3,
+            "--images",
+            "0:0.5,2:0.5",
+            "--slo-ttft-ms",
+            2000,
+        ),
+        *("--json", results, "--report", page, "--perfetto", trace),
+    )
+    assert "requests simulated by queues in" in said
+    document = json.loads(results.read_text())
+    assert document["mode"] == "queues"
+    [run] = document["runs"]
+    assert run["report"]["requests"] == run["report"]["answered"] == len(run["requests"]) > 10
+    assert run["waterfall_s"]["image"]["encode"] > run["waterfall_s"]["text"]["encode"] == 0
+    assert run["moved_bytes"]["into decode-1"] > 0, "keys and values"
+    assert "simulated by queues" in page.read_text()
+    assert {event["cat"] for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"} >= {
+        "encode",
+        "step",
+    }
+    assert "requests simulated by queues" in triptych(*common, "--sweep", "1,2", "--slo-ttft-ms", 2000)
+    assert "goodput" in triptych(*common, "--goodput", "1..64", "--seeds", 2, "--slo-ttft-ms", 200)
+    scenarios = [tmp_path / "a.toml", tmp_path / "b.toml"]
+    for path, roles in zip(scenarios, ("E:1,PD:1", "EPD:2"), strict=True):
+        path.write_text(f'model = "{config}"\nroles = "{roles}"\nfidelity = "queues"\n')
+    compared = tmp_path / "compared.json"
+    triptych("--compare", *scenarios, *("--rate", 2, "--duration", 5, "--seeds", 2, "--json", compared))
+    assert json.loads(compared.read_text())["mode"] == "queues"
+
+
+def test_what_queues_do_not_have_is_refused(config: Path) -> None:
+    asked = ("--model", config, *SHORT, "--fidelity", "queues")
+    said = triptych(*asked, "--preset", "modserve", "--autoscale", status=2)
+    assert "--fidelity queues does not have autoscaling: use --fidelity services" in said
+    said = triptych(*asked, "--encoder-routing", "predicted", status=2)
+    assert "--fidelity queues does not have encoder-routing=predicted: use --fidelity machines" in said

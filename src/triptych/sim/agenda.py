@@ -1,12 +1,16 @@
 """The agenda: a clock that jumps from event to event."""
 
+import gc
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from heapq import heappop, heappush
 from typing import Any
 
 _TOGETHER_S = 1e-9
 """Events this close are of one time, as timers of an event loop are."""
+_ALLOCATIONS = 1_000_000
+"""Of objects, between two collections of garbage."""
 
 
 class Agenda:
@@ -61,3 +65,14 @@ class Agenda:
                     call(*arguments)
             else:
                 return
+
+
+@contextmanager
+def rarely_collected() -> Iterator[None]:
+    """What requests leave behind has no cycles, and the collector would look at all that is kept again and again."""
+    usual = gc.get_threshold()
+    gc.set_threshold(_ALLOCATIONS, *usual[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*usual)
