@@ -12,9 +12,11 @@ from vllm.usage.usage_lib import UsageContext
 from tests.contract.text_engine_kit import VLLM_ARGS, checkpoint
 from tests.vllm.reference import ROOT
 from triptych.cli.child import child_command
+from triptych.domain.embedding import DType
 from triptych.domain.stage import ModelPart
 from triptych.engine.compute import ComputeOptions
 from triptych.engine.profiling import EFFORTS, Options, Profiled, measure_tables
+from triptych.families.architecture import Architecture
 from triptych.integrations.vllm.arguments import engine_args
 from triptych.integrations.vllm.limits import engine_limits
 from triptych.integrations.vllm.profiling import load_decoder
@@ -49,9 +51,8 @@ def test_a_decoder_is_found_by_the_arguments_of_its_instances(profiled: Profiled
     )
     assert profiled.loaded.identity == of_instances
     assert profiled.loaded.identity.engine == "vllm"
-    assert profiled.facts["weights_nbytes"] == pytest.approx(6e6, rel=0.5)
-    hidden, layers = checkpoint().family.hidden_size, 4
-    assert profiled.facts["kv_token_nbytes"] == pytest.approx(2 * 4 * hidden * layers, rel=0.9)
+    decoder = Architecture.load(checkpoint().files).decoder
+    assert profiled.facts["kv_token_nbytes"] == decoder.kv_token_nbytes(DType.F32)
 
 
 def test_prompts_beyond_a_step_of_the_instances_and_batches_up_to_theirs_are_measured(profiled: Profiled) -> None:

@@ -143,11 +143,6 @@ class VllmTextEngine:
         return int(self._scheduler.max_num_scheduled_tokens)
 
     @property
-    def weights_nbytes(self) -> int:
-        """Bytes of the weights of all workers."""
-        return sum(self._engine.collective_rpc(_weights_nbytes))
-
-    @property
     def kv_token_nbytes(self) -> int:
         """KV memory per token, of all workers and layers."""
         groups = self._scheduler.kv_cache_config.kv_cache_groups
@@ -421,11 +416,6 @@ class VllmTextEngine:
             self.cancel(choice.request_id)
             return [EngineOutput(choice.request_id, (), error=error, choice=choice.number)]
         return [EngineOutput(choice.request_id, token_ids, reason, choice=choice.number, scores=token_scores)]
-
-
-def _weights_nbytes(worker: Any) -> int:
-    """Runs in each worker."""
-    return sum(parameter.nbytes for parameter in worker.get_model().parameters())
 
 
 def _name(request_id: str, number: int) -> str:

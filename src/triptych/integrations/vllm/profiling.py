@@ -1,6 +1,7 @@
 """Measure the costs of one part of a model with vLLM, in a process of its own: ``python -m triptych.integrations.vllm.profiling``.
 
-Its command line and its reports are those of ``triptych.engine.profiling``.
+Its command line and its reports are those of ``triptych.engine.profiling``. Bytes of weights are those of the configuration, without
+quantization: on a CPU vLLM packs most weights, and then does not say their size.
 """
 
 import os
@@ -9,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from triptych.domain.stage import ModelPart
-from triptych.engine.checkpoint import Checkpoint
+from triptych.engine.checkpoint import DTYPES, Checkpoint
 from triptych.engine.profiling import (
     MAX_EMBEDDING_BYTES,
     MODEL_ID,
@@ -22,6 +23,7 @@ from triptych.engine.profiling import (
     main,
     timed,
 )
+from triptych.families.architecture import Architecture
 from triptych.integrations.vllm.release import check_release
 from triptych.runtime.process import CannotStart
 
@@ -36,7 +38,10 @@ def load_encoder(checkpoint: Checkpoint, options: Options) -> Profiled:
     engine, load_s = timed(
         lambda: VllmEncoderEngine(checkpoint, options.vllm_args, model_id=MODEL_ID, compute=options.compute)
     )
-    return ProfiledEncoder(engine, Loaded(engine.identity, load_s, engine.weights_nbytes, engine.close), options.effort)
+    dtype = DTYPES[options.compute.dtype]
+    parameters = Architecture.load(checkpoint.files).encoder((), dtype).parameters
+    loaded = Loaded(engine.identity, load_s, parameters * dtype.itemsize, engine.close)
+    return ProfiledEncoder(engine, loaded, options.effort)
 
 
 def load_decoder(checkpoint: Checkpoint, options: Options) -> Profiled:
@@ -62,9 +67,10 @@ def load_decoder(checkpoint: Checkpoint, options: Options) -> Profiled:
         raise CannotStart("engine vllm: its prefix cache is off, and prompts after cached tokens cannot be measured")
     as_given = {**engine.identity.options, "vllm": cost_options(options.vllm_args)}
     identity = replace(engine.identity, options=as_given)
+    parameters = Architecture.load(checkpoint.files).decoder.parameters
     return ProfiledDecoder(
         engine,
-        Loaded(identity, load_s, engine.weights_nbytes, engine.close),
+        Loaded(identity, load_s, parameters * DTYPES[options.compute.dtype].itemsize, engine.close),
         options.effort,
         context=context,
         kv_token_nbytes=engine.kv_token_nbytes,

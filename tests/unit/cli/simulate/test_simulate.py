@@ -391,20 +391,19 @@ def test_a_refused_simulation_leaves_no_file(config: Path, tmp_path: Path) -> No
 
 
 def test_vllms_arguments_bound_the_steps_of_its_engine(config: Path, tmp_path: Path) -> None:
-    results = tmp_path / "results.json"
+    trace = tmp_path / "trace.json"
 
-    def most_at_once(sequences: int) -> float:
+    def most_tokens(arguments: str) -> int:
         triptych(
             *("--model", config, "--device", "h100", "--rate", 20, "--duration", 4, "--images", "0"),
-            *("--output-tokens", 60, "--engine", "vllm", "--json", results, "--perfetto", tmp_path / "trace.json"),
-            *("--vllm-args", f"--max-num-seqs {sequences} --kv-cache-memory-bytes 16G --enforce-eager"),
+            *("--output-tokens", 60, "--engine", "vllm", "--perfetto", trace),
+            *("--vllm-args", f"{arguments} --kv-cache-memory-bytes 16G --enforce-eager"),
         )
-        events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-        return max(
-            event["args"]["size"] for event in events if event.get("cat") == "step" and event["args"]["size"] <= 64
-        )
+        names = [event["name"].split() for event in json.loads(trace.read_text())["traceEvents"]]
+        return max(int(words[1]) for words in names if words[0] == "step")
 
-    assert most_at_once(2) <= 2 < most_at_once(64)
+    assert most_tokens("--max-num-batched-tokens 50") == 50
+    assert most_tokens("--max-num-seqs 2") > 50
 
 
 def test_profiles_of_another_engine_are_refused(config: Path, tmp_path: Path) -> None:
