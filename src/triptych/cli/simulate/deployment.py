@@ -177,11 +177,11 @@ class _Making:
         texts: dict[Role, TextSettings] = {}
         budgets: dict[Role, ImageBudget] = {}
         context_tokens = self._model.architecture.family.context_length
+        by_vllm = engines[ModelPart.DECODER] == "vllm"
         for role in sizes:
             if role is Role.E and not switches:
                 continue
             switchable = (f"--switchable={Role.EPD.value}",) if switches else ()
-            by_vllm = engines[ModelPart.DECODER] == "vllm"
             below = _ARENAS | ({} if by_vllm else {"kv_cache_bytes": self._kv_nbytes(role, targets[role], kinds[role])})
             text: TextSettings = loaded("text", (path, f"--role={role.value}", *switchable, *flags["text"]), below)
             if text.switchable is not None and not switches:
@@ -195,7 +195,8 @@ class _Making:
                     degree=targets[role].degree,
                     context_tokens=context_tokens,
                 )
-                text, context_tokens = self._within_limits(text, limits, role, targets[role], kinds[role])
+                text = self._within_limits(text, limits, role, targets[role], kinds[role])
+                context_tokens = limits.context_tokens
             texts[role], budget = self._within_objective(text, kinds[role])
             if budget is not None:
                 budgets[role] = budget
@@ -284,8 +285,8 @@ class _Making:
 
     def _within_limits(
         self, settings: TextSettings, limits: EngineLimits, role: Role, target: Target, kind: InstanceKind
-    ) -> tuple[TextSettings, int]:
-        """The settings with the steps and memory that vLLM's arguments give its engine, and the longest context."""
+    ) -> TextSettings:
+        """The settings with the steps and memory that vLLM's arguments give its engine."""
         kv_nbytes = (limits.kv_cache_bytes or 0) * target.degree
         engine = replace(
             settings.engine,
@@ -293,7 +294,7 @@ class _Making:
             token_budget=limits.token_budget,
             kv_cache_bytes=kv_nbytes or self._kv_nbytes(role, target, kind, limits.memory_share),
         )
-        return settings.model_copy(update={"engine": engine}), limits.context_tokens
+        return settings.model_copy(update={"engine": engine})
 
     def _within_objective(self, settings: TextSettings, kind: InstanceKind) -> tuple[TextSettings, ImageBudget | None]:
         """The settings with the step budget that an engine would measure for ``tpot_slo_s``, and that of images beside decodes."""

@@ -13,7 +13,7 @@ from triptych.runtime.process import CannotStart
 MEMORY_SHARE = 0.92
 """Of a device's memory, unless ``--gpu-memory-utilization`` is given."""
 _GIB = 1 << 30
-_MULTIPLES = {
+_MULTIPLES: Mapping[str, int] = {
     **{letter: 1000**power for power, letter in enumerate("kmgt", 1)},
     **{letter: 1024**power for power, letter in enumerate("KMGT", 1)},
 }
