@@ -9,7 +9,7 @@ from scripts.generated import ROOT, run
 from scripts.results import RESULTS, joined, shown
 
 PAGE = ROOT / "docs" / "fidelity.md"
-FILES = ("fidelity-amd-epyc", "fidelity-mixes-amd-epyc")
+FILES = ("fidelity-amd-epyc", "fidelity-mixes-amd-epyc", "fidelity-vllm-amd-epyc")
 Json = Mapping[str, Any]
 
 INTRODUCTION = (ROOT / "scripts" / "fidelity.md").read_text()
