@@ -85,7 +85,7 @@ class Model:
             if report["kind"] == "row":
                 tables[report["table"]].append(TABLES[report["table"]](*report["place"], report["seconds"]))
 
-        measure_tables(ProfiledDecoder(open_checkpoint(self._path), options), None, effort.row_s, take)
+        measure_tables(ProfiledDecoder.load(open_checkpoint(self._path), options), None, effort.row_s, take)
         stages = frozenset({Stage.PREFILL, Stage.DECODE})
         self.profile = Profile(
             ProfileIdentity(ModelPart.DECODER, "0" * 16, stages, "here", DType.F32),

@@ -29,7 +29,17 @@ from typing import Any
 
 from benchmarks import ending, machine, random_qwen
 from benchmarks.fidelity_calibration import CONTROL_S, Calibration, Item, measure, toml, with_transfers
-from benchmarks.fidelity_live import OPTIONS, PATIENCE_S, PREPARE_THREADS, Live, Watched, given_options, running
+from benchmarks.fidelity_live import (
+    OPTIONS,
+    PATIENCE_S,
+    PREPARE_THREADS,
+    VLLM_ARGS,
+    Engine,
+    Live,
+    Watched,
+    given_options,
+    running,
+)
 from benchmarks.fidelity_report import AGAIN, Cell, Figures, Result, document, show
 from benchmarks.figures import add_json_option, write_figures
 from triptych.cli.bench import payload
@@ -73,6 +83,9 @@ class Served:
     """Requests of a cell."""
     calibration: int
     """Requests of each kind."""
+    engine: Engine = "triptych"
+    placements: tuple[str, ...] = tuple(PLACEMENTS)
+    """Those that the engine serves."""
 
 
 APART = "E+P+D"
@@ -80,13 +93,15 @@ APART = "E+P+D"
 MODELS = {
     "demo": Served(Size(336, 336), "16:1,64:1", 400, 60),
     "50m": Served(Size(224, 224), "8:1,24:1", 100, 64),
+    "50m-vllm": Served(Size(224, 224), "8:1,24:1", 200, 16, "vllm", ("E+PD", "E+P+D", "2E+PD")),
 }
-"""The bundled model of 2 million parameters, and a Qwen2.5-VL of 50 million with random weights."""
+"""The bundled model of 2 million parameters, a Qwen2.5-VL of 50 million with random weights, and that with vLLM as the text engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    models: tuple[str, ...] = tuple(MODELS)
+    models: tuple[str, ...] = tuple(name for name, served in MODELS.items() if served.engine == "triptych")
+    """By default those that need no environment with vLLM."""
     placements: tuple[str, ...] = tuple(PLACEMENTS)
     mixes: tuple[str, ...] = tuple(MIXES)
     shares: tuple[float, ...] = (0.3, 0.6, 0.9)
@@ -103,6 +118,7 @@ class Settings:
         return [
             Cell(model, placement, mix, share)
             for placement in self.placements
+            if placement in MODELS[model].placements
             for mix in self.mixes
             for share in self.shares
         ]
@@ -189,7 +205,7 @@ class Known:
             autoscale=False,
             switch_roles=False,
             hardware=hardware,
-            given=given_options(),
+            given=given_options(MODELS[cell.model].engine),
             faults=(),
         )
         bytes_per_pixel = self.image.nbytes / self.image.pixels
@@ -211,8 +227,10 @@ def profile(name: str, path: Path, directory: Path) -> None:
         "--out",
         str(directory),
     ]
+    if MODELS[name].engine == "vllm":
+        command += ["--engine", "vllm", f"--vllm-args={VLLM_ARGS}"]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
-    if not list(directory.glob("*.json")):
+    if len(list(directory.glob("*.json"))) < len(ModelPart):
         raise RuntimeError(f"the profile of {name} failed: {done.stderr[-500:]}")
 
 
@@ -231,7 +249,7 @@ async def learn(name: str, settings: Settings, folder: Path) -> Known:
         MediaInfo(Modality.IMAGE, "png", served.size.width, served.size.height, len(png), bytes(32)),
     )
     words = Distribution.parse(served.words)
-    async with running(path, MODEL_ID, PLACEMENTS["E+PD"]) as live:
+    async with running(path, MODEL_ID, PLACEMENTS["E+PD"], served.engine) as live:
         number = min(served.calibration, settings.requests or served.calibration)
         length = sum(words.values) // len(words.values)
         calibration = await measure(live, served.size, length, requests=number)
@@ -239,7 +257,7 @@ async def learn(name: str, settings: Settings, folder: Path) -> Known:
         told = sorted(await live.send(lone, "prompts"), key=lambda record: record.planned.arrival_s)
         rates = {mix: await _capacity(live, name, mix, settings) for mix in settings.mixes}
     if APART in settings.placements:
-        async with running(path, MODEL_ID, PLACEMENTS[APART]) as live:
+        async with running(path, MODEL_ID, PLACEMENTS[APART], served.engine) as live:
             calibration = await with_transfers(calibration, live, served.size, length, requests=number)
     taken = calibration.taken
     objectives = {
@@ -271,15 +289,14 @@ class Ran:
 
 async def run_round(known: Known, model: str, settings: Settings, round_: int, ends_s: float) -> list[Ran]:
     """All cells of a model, placement by placement; the first again at the end."""
-    placements = [
-        *settings.placements[round_ % len(settings.placements) :],
-        *settings.placements[: round_ % len(settings.placements)],
-    ]
+    served = [placement for placement in settings.placements if placement in MODELS[model].placements]
+    first = round_ % max(1, len(served))
+    placements = [*served[first:], *served[:first]]
     ran: list[Ran] = []
     for placement in placements:
         if monotonic() > ends_s:
             break
-        async with running(known.path, MODEL_ID, PLACEMENTS[placement]) as live:
+        async with running(known.path, MODEL_ID, PLACEMENTS[placement], MODELS[model].engine) as live:
             for images in (0, 1, 4):
                 planned = Planned(0.0, 8, (MODELS[model].size,) * images, 8)
                 await live.send([planned] * 4, f"warm {images}")
@@ -374,7 +391,9 @@ def main() -> None:
     add_json_option(parser)
     defaults = Settings()
     parser.add_argument("--quick", action="store_true", help="one cell of few requests: shows that it works")
-    parser.add_argument("--models", nargs="+", choices=MODELS)
+    parser.add_argument(
+        "--models", nargs="+", choices=MODELS, help="those with vLLM need its environment (make vllm-environment)"
+    )
     parser.add_argument("--placements", nargs="+", choices=PLACEMENTS)
     parser.add_argument("--mixes", nargs="+", choices=MIXES)
     parser.add_argument("--shares", type=float, nargs="+", help="loads, of the capacity")
@@ -389,12 +408,14 @@ def main() -> None:
     settings = replace(QUICK if options.quick else defaults, **given)
     print("; ".join(f"{key} {value}" for key, value in machine.describe().items()))
     print("; ".join(f"{key} {value}" for key, value in asdict(settings).items()))
-    print(" ".join(OPTIONS), flush=True)
+    options_of = {name: OPTIONS[MODELS[name].engine] for name in settings.models}
+    for name, of_model in options_of.items():
+        print(f"{name}: {' '.join(of_model)}", flush=True)
     with tempfile.TemporaryDirectory(prefix="triptych-") as folder:
         compared = figures_of(settings, asyncio.run(run(settings, Path(folder))))
     show(compared)
     print(f"not run: {'; '.join(compared['not_run']) or 'none'}")
-    described = {"machine": machine.describe(), "settings": asdict(settings), "options": OPTIONS}
+    described = {"machine": machine.describe(), "settings": asdict(settings), "options": options_of}
     write_figures(options.json, described | compared)
 
 

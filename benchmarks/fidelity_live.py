@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import httpx
 import psutil
@@ -23,11 +24,17 @@ from triptych.workload.requests import Planned
 
 STAGES = ("prepare", "encode", "queue", "pull", "prefill")
 """Of the router's metrics, for requests that were answered."""
-OPTIONS = (
-    *("--max-sequences=16", "--token-budget=512", "--max-batch-items=4", "--max-batch-tokens=1024"),
-    *("--kv-cache-bytes=268435456", "--arena-bytes=268435456", "--image-cache-bytes=268435456"),
+Engine = Literal["triptych", "vllm"]
+"""Of text instances. Encoders have Triptych's own."""
+VLLM_ARGS = "--max-num-seqs 16 --max-num-batched-tokens 512 --kv-cache-memory-bytes 268435456 --enforce-eager"
+_SHARED = (
+    *("--max-batch-items=4", "--max-batch-tokens=1024", "--arena-bytes=268435456", "--image-cache-bytes=268435456"),
     *("--kv-arena-bytes=67108864", "--prepare-threads=2"),
 )
+OPTIONS: Mapping[Engine, tuple[str, ...]] = {
+    "triptych": ("--max-sequences=16", "--token-budget=512", "--kv-cache-bytes=268435456", *_SHARED),
+    "vllm": ("--engine=vllm", f"--vllm-args={VLLM_ARGS}", *_SHARED),
+}
 """What ``triptych up`` measures at its start or takes from the machine, and ``triptych simulate`` from the catalogue, is said to both."""
 PREPARE_THREADS = 2
 PATIENCE_S = 120.0
@@ -35,9 +42,9 @@ CLIENT, GATEWAY, ROUTER, TEXT, ENCODER, OTHERS = "client", "gateway", "router", 
 """Kinds of processes. The pool manager is of the last."""
 
 
-def given_options() -> Flags:
+def given_options(engine: Engine) -> Flags:
     """Of the services, for the simulator."""
-    return parse(OPTIONS)
+    return parse(OPTIONS[engine])
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,10 +169,10 @@ def _kind(process: str) -> str:
 
 
 @asynccontextmanager
-async def running(model: str | Path, model_id: str, roles: str) -> AsyncGenerator[Live]:
+async def running(model: str | Path, model_id: str, roles: str, engine: Engine) -> AsyncGenerator[Live]:
     """A cluster that has been ready, and has answered, before anything is measured."""
     *_, token = Tokenizer.load(ModelFiles.load(Path(model))).encode(" the")
-    given = given_options()
+    given = given_options(engine)
     options = {**given, "mounted_encoder": without_instance_flags(given["encoder"])}
     async with LocalCluster(f"{model_id}={model}", roles=roles, options=options) as cluster:
         yield Live(cluster, model_id, token)

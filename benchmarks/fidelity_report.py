@@ -309,45 +309,40 @@ def document(results: Sequence[Result]) -> dict[str, Any]:
         "goodput": [{**asdict(goodput), "error": goodput.error} for goodput in goodputs(results)],
         "orders": [{**asdict(order), "right": order.right} for order in orders(found)],
         "drifts": drifts(results),
-        "summary": [
-            {"cells": name, **row}
-            for name, group in (
-                ("all", results),
-                ("undisturbed", [result for result in results if result.foreign_cores < UNDISTURBED]),
-            )
-            for row in summary(errors(group), goodputs(group), orders(errors(group)))
-        ],
     }
 
 
-def summary(found: Sequence[Error], rates: Sequence[Goodput], order: Sequence[Order]) -> list[dict[str, Any]]:
-    """By model and figure: how many are within aim, and how large errors are."""
+def summary(compared: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Of what ``document`` has: by model, mix and figure, how many are within the aim, and how large errors are."""
+    found: dict[tuple[str, str], dict[str, list[tuple[bool, float | None]]]] = {}
+
+    def add(row: Mapping[str, Any], figure: str, good: bool, error: float | None) -> None:
+        found.setdefault((row["model"], row["mix"]), {}).setdefault(figure, []).append((good, error))
+
+    for cell in compared["cells"]:
+        for error in cell["errors"]:
+            if error["within"] is not None:
+                add(cell, error["figure"], error["within"], error["error"])
+    for row in compared["goodput"]:
+        add(row, "goodput", abs(row["error"]) <= GOODPUT_AIM, row["error"])
+    for row in compared["orders"]:
+        add(row, "order", row["right"], None)
     rows: list[dict[str, Any]] = []
-    for model in dict.fromkeys(error.cell.model for error in found):
-        for figure in dict.fromkeys(error.figure for error in found):
-            judged = [error for error in found if (error.cell.model, error.figure) == (model, figure) and error.judged]
-            if judged:
-                sizes = sorted(abs(error.error) for error in judged)
-                rows.append(_row(model, figure, sum(error.within_aim for error in judged), sizes))
-        some_rates = [rate for rate in rates if rate.model == model]
-        if some_rates:
-            sizes = sorted(abs(rate.error) for rate in some_rates)
-            rows.append(_row(model, "goodput", sum(size <= GOODPUT_AIM for size in sizes), sizes))
-        some_orders = [pair for pair in order if pair.model == model]
-        if some_orders:
-            rows.append(_row(model, "order", sum(pair.right for pair in some_orders), [0.0] * len(some_orders)))
+    for (model, mix), figures in found.items():
+        for figure, judged in figures.items():
+            sizes = sorted(abs(error) for _, error in judged if error is not None)
+            rows.append(
+                {
+                    "model": model,
+                    "mix": mix,
+                    "figure": figure,
+                    "within": sum(good for good, _ in judged),
+                    "of": len(judged),
+                    "median": middle(sizes) if sizes else None,
+                    "worst": max(sizes) if sizes else None,
+                }
+            )
     return rows
-
-
-def _row(model: str, figure: str, within: int, sizes: Sequence[float]) -> dict[str, Any]:
-    return {
-        "model": model,
-        "figure": figure,
-        "within": within,
-        "of": len(sizes),
-        "median": None if figure == "order" else middle(sizes),
-        "worst": None if figure == "order" else max(sizes),
-    }
 
 
 def show(compared: Mapping[str, Any]) -> None:
@@ -378,6 +373,6 @@ def show(compared: Mapping[str, Any]) -> None:
         )
     for drift in compared["drifts"]:
         print(f"repeated: {drift}")
-    for row in compared["summary"]:
+    for row in summary(compared):
         sizes = "" if row["median"] is None else f"; errors: median {row['median']:.1%}, worst {row['worst']:.1%}"
-        print(f"{row['cells']}: {row['model']}, {row['figure']}: {row['within']} of {row['of']} within aim{sizes}")
+        print(f"{row['model']}, {row['mix']}, {row['figure']}: {row['within']} of {row['of']} within aim{sizes}")

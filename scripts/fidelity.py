@@ -4,32 +4,38 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from benchmarks.fidelity_report import UNDISTURBED, summary
 from scripts.generated import ROOT, run
 from scripts.results import RESULTS, joined, shown
 
 PAGE = ROOT / "docs" / "fidelity.md"
-FILE = RESULTS / "fidelity-amd-epyc.json"
+FILES = ("fidelity-amd-epyc", "fidelity-mixes-amd-epyc", "fidelity-vllm-amd-epyc")
 Json = Mapping[str, Any]
 
 INTRODUCTION = (ROOT / "scripts" / "fidelity.md").read_text()
+FAR_APART = 1.5
+"""Times as much, from which on each pair in the wrong order is shown."""
 FIGURES = ("ttft p50", "ttft p90", "ttft p99", "tpot p50", "tpot p90", "tpot p99")
 
 
 def page() -> str:
-    said: Json = json.loads(FILE.read_text())
+    records = [json.loads((RESULTS / f"{name}.json").read_text()) for name in FILES]
+    every = {
+        key: [row for record in records for row in record[key]] for key in ("cells", "goodput", "orders", "drifts")
+    }
     parts = [
         INTRODUCTION.rstrip("\n"),
         "## Within the aims",
-        "\n".join(summary(said["summary"])),
-        "\n".join(drifts(said["drifts"])),
+        "\n".join(within(every)),
+        "\n".join(drifts(every["drifts"])),
     ]
-    for model in said["models"]:
-        parts += [f"## {model}", about(model, said)]
-        for mix in dict.fromkeys(cell["mix"] for cell in said["cells"] if cell["model"] == model):
-            parts += [f"### {model}, {mix}", "\n".join(cells(said["cells"], model, mix))]
-    parts += ["## Goodput", "\n".join(goodput(said["goodput"]))]
-    parts += ["## Order of placements", "\n".join(orders(said["orders"]))]
-    parts += ["## Not run", "; ".join(said["not_run"]) or "None."]
+    for model in dict.fromkeys(name for record in records for name in record["models"]):
+        parts += [f"## {model}", "\n".join(about(model, records))]
+        for mix in dict.fromkeys(cell["mix"] for cell in every["cells"] if cell["model"] == model):
+            parts += [f"### {model}, {mix}", "\n".join(cells(every["cells"], model, mix))]
+    parts += ["## Goodput", "\n".join(goodput(every["goodput"]))]
+    parts += ["## Order of placements", "\n".join(orders(every["orders"]))]
+    parts += ["## Not run", not_run(records) or "None."]
     return "\n\n".join(parts) + "\n"
 
 
@@ -46,25 +52,24 @@ def percent(share: float | None, *, signed: bool = False) -> str:
     return f"{share:+.0%}" if signed else f"{share:.0%}"
 
 
-def summary(rows: Sequence[Json]) -> Iterator[str]:
-    """All cells beside those in which nothing else ran."""
-    quiet = {(row["model"], row["figure"]): row for row in rows if row["cells"] == "undisturbed"}
-    heads = ("model", "figure", "within", "median error", "worst", "undisturbed: within", "median error", "worst")
-    return table(
-        heads,
-        [
-            (row["model"], row["figure"], *of_row(row), *of_row(quiet.get((row["model"], row["figure"]))))
-            for row in rows
-            if row["cells"] == "all"
-        ],
-        left=2,
-    )
+def within(every: Json) -> Iterator[str]:
+    """By model and mix: how many are within the aim, and the median error."""
+    rows = summary(every)
+    figures = (*FIGURES, "goodput", "order")
 
+    def of(place: tuple[str, str]) -> Iterator[str]:
+        found = {row["figure"]: row for row in rows if (row["model"], row["mix"]) == place}
+        for row in map(found.get, figures):
+            error = "" if row is None or row["median"] is None else f": {percent(row['median'])}"
+            yield "" if row is None else f"{row['within']} of {row['of']}{error}"
 
-def of_row(row: Json | None) -> tuple[str, str, str]:
-    if row is None:
-        return "", "", ""
-    return f"{row['within']} of {row['of']}", percent(row["median"]), percent(row["worst"])
+    places = dict.fromkeys((row["model"], row["mix"]) for row in rows)
+    yield "Figures within their aims, and the median error:"
+    yield ""
+    yield from table(("model", "mix", *figures), [(*place, *of(place)) for place in places], left=2)
+    disturbed = sum(cell["foreign_cores"] >= UNDISTURBED for cell in every["cells"])
+    yield ""
+    yield f"In {disturbed} of {len(every['cells'])} cells other work took {UNDISTURBED} cores or more."
 
 
 def drifts(rows: Sequence[Json]) -> Iterator[str]:
@@ -74,11 +79,12 @@ def drifts(rows: Sequence[Json]) -> Iterator[str]:
     yield from table(heads, [(row["cell"], *(percent(row[figure], signed=True) for figure in FIGURES)) for row in rows])
 
 
-def about(model: str, said: Json) -> str:
-    known = said["models"][model]
-    rates = ", ".join(f"{mix} {shown(rate)}" for mix, rate in known["capacity"].items())
-    drift = ", ".join(f"{part} {percent(share, signed=True)}" for part, share in known["drift"].items())
-    return f"Capacity, requests per second: {rates}. Drift of the profiles: {drift}."
+def about(model: str, records: Sequence[Json]) -> Iterator[str]:
+    for record in records:
+        if (known := record["models"].get(model)) is not None:
+            rates = ", ".join(f"{mix} {shown(rate)}" for mix, rate in known["capacity"].items())
+            drift = ", ".join(f"{part} {percent(share, signed=True)}" for part, share in known["drift"].items())
+            yield f"Capacity, requests per second: {rates}. Drift of the profiles: {drift}."
 
 
 def cells(all_cells: Sequence[Json], model: str, mix: str) -> Iterator[str]:
@@ -129,25 +135,36 @@ def goodput(rows: Sequence[Json]) -> Iterator[str]:
 
 
 def orders(rows: Sequence[Json]) -> Iterator[str]:
-    """How many are right, and each that is wrong."""
-    right = sum(row["right"] for row in rows)
-    yield f"{right} of {len(rows)} pairs that differ by more than 10 % are in the measured order." + (
-        " The others:" if right < len(rows) else ""
-    )
-    if right < len(rows):
+    """How many are right, and each pair far apart that is wrong."""
+    far = [row for row in rows if row["measured"] > FAR_APART]
+    for some, apart in ((rows, "10 %"), (far, f"{FAR_APART} times")):
+        right = sum(row["right"] for row in some)
+        yield f"{right} of {len(some)} pairs that differ by more than {apart} are in the measured order."
+    wrong: dict[str, list[str]] = {}
+    for row in far:
+        if not row["right"]:
+            times = f"{shown(row['measured'])}, {shown(row['predicted'])}"
+            pair = f"{row['figure']}, {row['worse']} / {row['better']}: {times}"
+            wrong.setdefault(f"{row['model']}, {row['mix']}, {percent(row['share'])}", []).append(pair)
+    if wrong:
+        yield "The others of the latter, with how many times as much the first has, measured and predicted:"
         yield ""
-        wrong = [row for row in rows if not row["right"]]
-        yield from table(
-            ("model, mix, load", "figure", "less", "more", "measured, times", "predicted"),
-            [
-                (
-                    f"{row['model']}, {row['mix']}, {percent(row['share'])}",
-                    *(row[key] for key in ("figure", "better", "worse", "measured", "predicted")),
-                )
-                for row in wrong
-            ],
-            left=4,
-        )
+        pairs = [(place, "; ".join(found)) for place, found in wrong.items()]
+        yield from table(("model, mix, load", "pairs"), pairs, left=2)
+
+
+def not_run(records: Sequence[Json]) -> str:
+    """By model, mix and load, the placements that no record has."""
+    ran = {
+        f"{cell['model']}, {cell['placement']}, {cell['mix']}, {percent(cell['share'])}"
+        for record in records
+        for cell in record["cells"]
+    }
+    missing: dict[str, list[str]] = {}
+    for cell in sorted({cell for record in records for cell in record["not_run"]} - ran):
+        model, placement, mix, share = cell.split(", ")
+        missing.setdefault(f"{model}, {mix}, {share}", []).append(placement)
+    return "; ".join(f"{place}: {', '.join(placements)}" for place, placements in missing.items())
 
 
 if __name__ == "__main__":

@@ -82,6 +82,7 @@ def bench(
     epilog="Examples:\n\n- `triptych profile --quick` measures the demo model in about a minute\n\n"
     "- `triptych profile --model ~/models/llava --part decoder --threads 8 --out profiles`\n\n"
     "- `triptych profile --model ~/models/llava --device cuda --dtype bfloat16 --plot`\n\n"
+    "- `triptych profile --engine vllm --vllm-args='--max-num-seqs 64' --model ~/models/llava` measures the decoder with vLLM\n\n"
     "- `triptych profile --analytic --model config.json --device h100 --tensor-parallel 2` computes it, without weights or device"
 )
 def profile(
@@ -124,6 +125,16 @@ def profile(
         ),
     ] = None,
     plot: Annotated[bool, typer.Option("--plot", help="Also write plots as PNG (needs extra *bench*).")] = False,
+    engine: Annotated[
+        Literal["triptych", "vllm"], typer.Option(help="Engine of the decoder, as of `triptych up`.")
+    ] = "triptych",
+    vllm_args: Annotated[
+        str, typer.Option(help="With --engine vllm: vLLM's arguments of the instances.", show_default=False)
+    ] = "",
+    encoder_engine: Annotated[Literal["triptych", "vllm"], typer.Option(help="Engine of the encoder.")] = "triptych",
+    encoder_vllm_args: Annotated[
+        str, typer.Option(help="With --encoder-engine vllm: vLLM's arguments of the encoders.", show_default=False)
+    ] = "",
     analytic: Annotated[
         bool,
         typer.Option("--analytic", help="Compute the profiles from the configuration and the catalogue of devices."),
@@ -148,15 +159,26 @@ def profile(
     Times of encoding, preparing items, prefill and decode by size; latencies under load, and the largest load and batch
     within objectives. Nothing else should run meanwhile. After Ctrl-C the same command goes on where it was.
 
+    With --engine vllm the decoder is measured as vLLM runs it in text instances, with the same --vllm-args.
+
     With --analytic nothing is measured, and neither weights nor the device are needed.
     """
     import importlib.util
 
-    from triptych.cli.profile.command import Job
+    from triptych.cli.profile.command import Job, PartEngine
     from triptych.cli.profile.command import profile as measure
     from triptych.cli.show import plain_console
 
     with failures():
+        engines = {
+            ModelPart.ENCODER: PartEngine(encoder_engine, encoder_vllm_args),
+            ModelPart.DECODER: PartEngine(engine, vllm_args),
+        }
+        for of_part, prefix in ((ModelPart.ENCODER, "encoder-"), (ModelPart.DECODER, "")):
+            if engines[of_part].vllm_args and engines[of_part].name != "vllm":
+                raise CliError(f"--{prefix}vllm-args goes with --{prefix}engine vllm", caller=True)
+        parts = tuple(part or ModelPart)
+        by_vllm = [of_part for of_part in parts if engines[of_part].name == "vllm"]
         if analytic:
             from triptych.cli.profile.analytic import AnalyticJob, compute
 
@@ -165,6 +187,8 @@ def profile(
                 "--plot": plot,
                 "--kv-cache-mib": kv_cache_mib is not None,
                 "--slo-factor": slo_factor is not None,
+                "--engine": engine == "vllm",
+                "--encoder-engine": encoder_engine == "vllm",
             }
             if given := [option for option, is_given in measured.items() if is_given]:
                 raise CliError(
@@ -173,7 +197,6 @@ def profile(
                 )
             if calibrate_model is not None and calibrate is None:
                 raise CliError("--calibrate-model goes with --calibrate", caller=True)
-            parts = tuple(part or ModelPart)
             compute(
                 AnalyticJob(
                     model, parts, out, device, tensor_parallel, dtype, threads, catalogue, calibrate, calibrate_model
@@ -185,13 +208,23 @@ def profile(
             raise CliError(
                 "--tensor-parallel, --catalogue, --calibrate and --calibrate-model go with --analytic", caller=True
             )
-        needed = [("torch", "encoder,text"), *([("matplotlib", "bench")] if plot else [])]
+        if by_vllm and device != "cpu":
+            raise CliError("--device: vLLM chooses its devices itself, by CUDA_VISIBLE_DEVICES", caller=True)
+        if ModelPart.DECODER in by_vllm and kv_cache_mib is not None:
+            raise CliError(
+                "--kv-cache-mib: with --engine vllm it is --kv-cache-memory-bytes in --vllm-args", caller=True
+            )
+        needed = [
+            ("torch", "encoder,text"),
+            *([("vllm", "vllm")] if by_vllm else []),
+            *([("matplotlib", "bench")] if plot else []),
+        ]
         for module, extra in needed:
             if importlib.util.find_spec(module) is None:
                 raise CliError(f"this needs {module}: install Triptych's extra '{extra}'", caller=True)
         job = Job(
             model,
-            tuple(part or ModelPart),
+            parts,
             out,
             quick,
             dtype or "float32",
@@ -200,6 +233,7 @@ def profile(
             (kv_cache_mib or _USUAL_KV_CACHE_MIB) << 20,
             slo_factor or USUAL_FACTOR,
             plot,
+            engines,
         )
         steady = measure(job, plain_console())
     raise typer.Exit(0 if steady else 1)

@@ -124,6 +124,11 @@ class ProfileIdentity:
     """Engine options that change costs, e.g. its threads."""
 
     @property
+    def engine(self) -> str:
+        """The engine that runs the part: ``triptych`` or ``vllm``."""
+        return "vllm" if "vllm" in self.options else "triptych"
+
+    @property
     def key(self) -> Hashable:
         """The same for equal identities only."""
         what = (self.part, self.digest, self.stages, self.hardware, self.dtype, self.tensor_parallel, self.software)
@@ -168,13 +173,14 @@ class Profile:
 
     @property
     def file_name(self) -> str:
-        """Name of the file, one for each identity up to software and options: a newer measurement replaces an older
-        one.
+        """Name of the file, one for each engine and identity up to software and options: a newer measurement replaces an
+        older one.
         """
         identity = self.identity
         hardware = "".join(letter if letter.isalnum() else "-" for letter in identity.hardware.lower())
         parts = (identity.part.value, identity.digest[:12], hardware[:48].strip("-"), identity.dtype.value.lower())
-        return "-".join((*parts, f"tp{identity.tensor_parallel}")) + ".json"
+        engine = () if identity.engine == "triptych" else (identity.engine,)
+        return "-".join((*parts, f"tp{identity.tensor_parallel}", *engine)) + ".json"
 
 
 TABLES: Mapping[str, type[Any]] = {

@@ -158,6 +158,7 @@ class DelayTextEngine:
             kv_tokens=self.kv_tokens,
             max_sequences=options.max_sequences,
             token_budget=options.most_step_tokens,
+            by_arrival=options.engine == "vllm",
             known=self._find,
         )
         self.kv = DelayKvAccess(kind, self._batch, self._token, self._copied, self._keep)

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from itertools import count
 from math import ceil, floor, sqrt
 from statistics import median
+from typing import NamedTuple
 
 from triptych.domain.engine import EngineOutput, EngineRequest
 from triptych.domain.sampling import SamplingParams
-from triptych.engine.encoder import PreparedMedia, TransformersEncoderEngine
+from triptych.engine.encoder import AdapterEncoderEngine, PreparedMedia
 from triptych.engine.probe_media import image, sound
 from triptych.engine.timing import timed_s
 from triptych.errors import ContextTooLong, InvalidMedia, InvalidRequest
@@ -54,11 +55,24 @@ def _interval(samples: Sequence[float]) -> float:
     return ordered[high] - ordered[low]
 
 
+class _Answered(NamedTuple):
+    """How long a request's answers took."""
+
+    first_s: float
+    """Until the first token."""
+    decodes_s: list[float]
+    """Steps in which all choices decoded."""
+
+
 class TextProbe:
     """Prompts and answers without items, for an idle text engine."""
 
-    def __init__(self, engine: TextEngine) -> None:
+    def __init__(self, engine: TextEngine, *, step_tokens: int | None = None) -> None:
+        """``step_tokens``: most tokens of a step, of an engine that begins the choices of a request one by one. Each computes what of the
+        prompt is not in whole blocks.
+        """
         self._engine = engine
+        self._step_tokens = step_tokens
         self._token = next(token for token in count() if token not in engine.placeholder_ids)
         self._names = count()
 
@@ -71,15 +85,23 @@ class TextProbe:
         if cached_tokens and self._answer_s(cached_tokens, salt=salt) is None:
             return None
         taken = self._answer_s(cached_tokens + new_tokens, salt=salt)
-        return None if taken is None else taken[0]
+        return None if taken is None else taken.first_s
 
     def decode_s(self, batch: int, context: int, steps: int = 1) -> list[float] | None:
         """The times of ``steps`` decode steps of ``batch`` sequences of ``context`` tokens. None if that does not fit.
 
         The sequences are choices of one request, so that its prompt is computed once.
         """
-        taken = self._answer_s(context, salt=self._salt(), choices=batch, tokens=steps + 1)
-        return None if taken is None else taken[-steps:]
+        tokens = steps + 1 + self._late_steps(batch, context)
+        taken = self._answer_s(context, salt=self._salt(), choices=batch, tokens=tokens)
+        return None if taken is None or not taken.decodes_s else taken.decodes_s[:steps]
+
+    def _late_steps(self, batch: int, context: int) -> int:
+        """How many steps after the first choice the last one may begin."""
+        if self._step_tokens is None:
+            return 0
+        rest = min(context, self._engine.kv_block_tokens)
+        return ceil(batch * rest / max(1, self._step_tokens - batch))
 
     def compute(self, prompts: int, tokens: int) -> None:
         """Compute so many prompts of so many tokens at the same time. Raises ContextTooLong or InvalidRequest if one does not fit."""
@@ -91,24 +113,23 @@ class TextProbe:
     def _salt(self) -> bytes:
         return next(self._names).to_bytes(8, "big")
 
-    def _answer_s(self, prompt: int, *, salt: bytes, choices: int = 1, tokens: int = 1) -> list[float] | None:
-        """The time to the first tokens, then the duration of each step."""
+    def _answer_s(self, prompt: int, *, salt: bytes, choices: int = 1, tokens: int = 1) -> _Answered | None:
+        """None if that does not fit."""
         try:
             self._add(prompt, salt=salt, choices=choices, tokens=tokens)
         except (ContextTooLong, InvalidRequest):
             return None
-        times: list[float] = []
-        first_s = 0.0
+        first_s, decodes_s, begun = 0.0, list[float](), set[int]()
         while self._engine.has_work:
             began_s = time.perf_counter()
             outputs = self._step()
             took_s = time.perf_counter() - began_s
-            if times:
-                times.append(took_s)
-            else:
-                first_s += took_s
-                times += [first_s] if outputs else []
-        return times
+            first_s += 0.0 if begun else took_s
+            answered = {output.choice for output in outputs}
+            if len(answered) == len(begun) == choices:
+                decodes_s.append(took_s)
+            begun |= answered
+        return _Answered(first_s, decodes_s)
 
     def _add(self, prompt: int, *, salt: bytes, choices: int = 1, tokens: int = 1) -> None:
         sampling = SamplingParams(temperature=0, max_tokens=tokens, n=choices, ignore_eos=True, seed=0)
@@ -126,7 +147,7 @@ class TextProbe:
 class EncoderProbe:
     """Items for an idle encoder engine."""
 
-    def __init__(self, engine: TransformersEncoderEngine) -> None:
+    def __init__(self, engine: AdapterEncoderEngine) -> None:
         self._engine = engine
 
     def item(self) -> PreparedMedia:

@@ -2,7 +2,8 @@
 
 ``triptych profile`` starts it and reads one JSON object per line. ``ready`` comes first, then ``row`` and ``skipped``
 for each row of the tables, with a ``control`` before, among and after them. ``found`` is for the search of the largest
-load and batch. Rows that an earlier run has measured (``--known``) are not measured again.
+load and batch. Rows that an earlier run has measured (``--known``) are not measured again. Other engines have a module of their own
+that calls ``main``.
 """
 
 import argparse
@@ -17,31 +18,35 @@ from itertools import accumulate
 from math import ceil, inf
 from pathlib import Path
 from statistics import fmean, quantiles
-from typing import Any
+from typing import Any, TextIO, TypeVar
 
 from triptych.domain.embedding import embedding_tokens
 from triptych.domain.engine import EngineRequest
-from triptych.domain.profile import LoadRow, Profile, parse_profile
+from triptych.domain.profile import LoadRow, Profile, ProfileIdentity, parse_profile
 from triptych.domain.sampling import SamplingParams
 from triptych.domain.stage import ModelPart, Stage
 from triptych.engine.checkpoint import DTYPES, Checkpoint, open_checkpoint
 from triptych.engine.compute import ComputeOptions
 from triptych.engine.decoder.options import EngineOptions
 from triptych.engine.decoder.text_engine import TransformersTextEngine
-from triptych.engine.encoder import TransformersEncoderEngine
+from triptych.engine.encoder import AdapterEncoderEngine, TransformersEncoderEngine
 from triptych.engine.measuring import EncoderProbe, Repeats, TextProbe
 from triptych.engine.part_identity import part_identity
 from triptych.engine.probe_media import image, sound
 from triptych.errors import InvalidMedia
 from triptych.families.model_files import BadModel
 from triptych.policy.sizing import MARGIN
+from triptych.ports import TextEngine
+from triptych.runtime.process import CannotStart
 
+T = TypeVar("T")
 _STRETCHES = 4
 """Stretches of the rows; the control is measured between them."""
 _STEPS = 8
 """Decode steps per sample."""
 _LEAST_ARRIVALS = 20
-_MAX_EMBEDDING_BYTES = 1 << 30
+MAX_EMBEDDING_BYTES = 1 << 30
+MODEL_ID = "profiled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,10 @@ class Effort:
     """Offered loads, relative to the highest throughput."""
     searches: int
     """Further levels that narrow down the highest load within the objectives."""
+
+    def step_tokens(self, context: int) -> int:
+        """Tokens of a step that computes each of the prompts, up to the model's ``context``, in one pass."""
+        return max(*self.batches, min(context, max(self.prompts)))
 
 
 _POWERS = tuple(2**n for n in range(18))
@@ -118,6 +127,8 @@ class Options:
     effort: Effort
     slo_factor: float
     """Objectives are this times the latencies without load."""
+    vllm_args: str = ""
+    """Engine vllm: its arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +153,25 @@ class Latencies:
 Emit = Callable[[Mapping[str, object]], None]
 
 
+def _nothing() -> None:
+    """It has started nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """How a part was loaded."""
+
+    identity: ProfileIdentity
+    load_s: float
+    weights_nbytes: int
+    close: Callable[[], None] = _nothing
+    """Ends what the engine has started."""
+
+
 class Profiled(ABC):
     """A loaded engine and what can be measured of it."""
 
+    loaded: Loaded
     tokens: int
     """Tokens of the items or prompts of load levels."""
     output_tokens: int
@@ -167,21 +194,31 @@ class Profiled(ABC):
         """Latencies without load."""
 
 
+Open = Callable[[Checkpoint, Options], Profiled]
+"""Loads a part of a model. Raises BadModel, CannotStart."""
+
+
 class ProfiledEncoder(Profiled):
-    def __init__(self, checkpoint: Checkpoint, options: Options) -> None:
-        self._effort = options.effort
-        began_s = time.perf_counter()
-        self._engine = TransformersEncoderEngine(checkpoint, model_id="profiled", compute=options.compute)
-        load_s = time.perf_counter() - began_s
-        self._probe = EncoderProbe(self._engine)
+    def __init__(self, engine: AdapterEncoderEngine, loaded: Loaded, effort: Effort) -> None:
+        self._effort, self.loaded = effort, loaded
+        self._probe = EncoderProbe(engine)
         self._item = self._probe.item()
         self.tokens, self.output_tokens = embedding_tokens(self._item.outputs), 0
         output_nbytes = sum(spec.nbytes for spec in self._item.outputs) // max(1, self.tokens)
         self.facts = {
-            "load_s": load_s,
-            "weights_nbytes": self._engine.weights_nbytes,
+            "load_s": loaded.load_s,
+            "weights_nbytes": loaded.weights_nbytes,
             "output_token_nbytes": output_nbytes,
         }
+
+    @classmethod
+    def load(cls, checkpoint: Checkpoint, options: Options) -> "ProfiledEncoder":
+        """Triptych's own engine."""
+        engine, load_s = timed(
+            lambda: TransformersEncoderEngine(checkpoint, model_id=MODEL_ID, compute=options.compute)
+        )
+        identity = part_identity(checkpoint, ModelPart.ENCODER, options.compute)
+        return cls(engine, Loaded(identity, load_s, engine.weights_nbytes), options.effort)
 
     def tasks(self) -> list[Task]:
         tasks, seen = list[Task](), set[int]()
@@ -233,37 +270,58 @@ class ProfiledEncoder(Profiled):
 
 
 class ProfiledDecoder(Profiled):
-    def __init__(self, checkpoint: Checkpoint, options: Options) -> None:
-        self._effort = options.effort
-        context = checkpoint.family.context_length
-        began_s = time.perf_counter()
-        self._engine = TransformersTextEngine(
-            checkpoint,
-            EngineOptions(
-                kv_cache_bytes=options.kv_cache_bytes,
-                max_sequences=max(options.effort.batches),
-                token_budget=max(*options.effort.batches, min(context, max(options.effort.prompts))),
-            ),
-            model_id="profiled",
-            max_embedding_bytes=_MAX_EMBEDDING_BYTES,
-            compute=options.compute,
-        )
-        load_s = time.perf_counter() - began_s
-        self._probe = TextProbe(self._engine)
-        self._token = next(token for token in range(context) if token not in self._engine.placeholder_ids)
-        self.tokens, self.output_tokens = min(256, context // 4), min(options.effort.output_tokens, context // 4)
+    def __init__(
+        self,
+        engine: TextEngine,
+        loaded: Loaded,
+        effort: Effort,
+        *,
+        context: int,
+        kv_token_nbytes: int,
+        step_tokens: int | None = None,
+    ) -> None:
+        """``context``: of the model, tokens. ``step_tokens``: as in ``TextProbe``; no longer prompt is measured."""
+        self._effort, self.loaded = effort, loaded
+        self._engine = engine
+        self._probe = TextProbe(engine, step_tokens=step_tokens)
+        self._prompts = [tokens for tokens in effort.prompts if step_tokens is None or tokens <= step_tokens]
+        self._token = next(token for token in range(context) if token not in engine.placeholder_ids)
+        self.tokens, self.output_tokens = min(256, context // 4), min(effort.output_tokens, context // 4)
         self.facts = {
-            "load_s": load_s,
-            "weights_nbytes": self._engine.weights_nbytes,
-            "kv_token_nbytes": options.kv_cache_bytes // self._engine.kv_tokens,
+            "load_s": loaded.load_s,
+            "weights_nbytes": loaded.weights_nbytes,
+            "kv_token_nbytes": kv_token_nbytes,
         }
         self._serial = 0
+
+    @classmethod
+    def load(cls, checkpoint: Checkpoint, options: Options) -> "ProfiledDecoder":
+        """Triptych's own engine."""
+        context, effort = checkpoint.family.context_length, options.effort
+        engine_options = EngineOptions(
+            kv_cache_bytes=options.kv_cache_bytes,
+            max_sequences=max(effort.batches),
+            token_budget=effort.step_tokens(context),
+        )
+        engine, load_s = timed(
+            lambda: TransformersTextEngine(
+                checkpoint,
+                engine_options,
+                model_id=MODEL_ID,
+                max_embedding_bytes=MAX_EMBEDDING_BYTES,
+                compute=options.compute,
+            )
+        )
+        identity = part_identity(checkpoint, ModelPart.DECODER, options.compute)
+        loaded = Loaded(identity, load_s, engine.weights_nbytes)
+        kv_token_nbytes = options.kv_cache_bytes // engine.kv_tokens
+        return cls(engine, loaded, effort, context=context, kv_token_nbytes=kv_token_nbytes)
 
     def tasks(self) -> list[Task]:
         tasks = []
         repeats = self._effort.repeats
         for cached in self._effort.cached:
-            for new in self._effort.prompts:
+            for new in self._prompts:
 
                 def prefill_s(new: int = new, cached: int = cached) -> float | None:
                     if self._probe.prefill_s(new, cached) is None:
@@ -322,6 +380,12 @@ class ProfiledDecoder(Profiled):
         salt = b"load" + self._serial.to_bytes(8, "big")
         self._engine.add(EngineRequest(name, (self._token,) * self.tokens, (), sampling, tenant_salt=salt))
         return name
+
+
+def timed(load: Callable[[], T]) -> tuple[T, float]:
+    """What was loaded, and the seconds that it took."""
+    began_s = time.perf_counter()
+    return load(), time.perf_counter() - began_s
 
 
 def measure_tables(profiled: Profiled, known: Profile | None, row_s: float, emit: Emit) -> None:
@@ -434,12 +498,21 @@ def _within(level: Sequence[LoadRow], slos_s: Mapping[Stage, float]) -> bool:
     return all(row.p99_s <= slos_s[row.stage] for row in level)
 
 
-def run(options: Options, known: Profile | None, emit: Emit) -> None:
-    """Load the part, then measure. Raises BadModel."""
-    checkpoint = open_checkpoint(options.model)
-    profiled_class = ProfiledEncoder if options.part is ModelPart.ENCODER else ProfiledDecoder
-    profiled = profiled_class(checkpoint, options)
-    part = part_identity(checkpoint, options.part, options.compute)
+OWN: Mapping[ModelPart, Open] = {ModelPart.ENCODER: ProfiledEncoder.load, ModelPart.DECODER: ProfiledDecoder.load}
+"""Triptych's own engines."""
+
+
+def run(options: Options, known: Profile | None, emit: Emit, engines: Mapping[ModelPart, Open]) -> None:
+    """Load the part, then measure. Raises BadModel, CannotStart."""
+    profiled = engines[options.part](open_checkpoint(options.model), options)
+    try:
+        _measure(profiled, options, known, emit)
+    finally:
+        profiled.loaded.close()
+
+
+def _measure(profiled: Profiled, options: Options, known: Profile | None, emit: Emit) -> None:
+    part = profiled.loaded.identity
     identity = {
         "part": part.part.value,
         "digest": part.digest,
@@ -458,7 +531,8 @@ def run(options: Options, known: Profile | None, emit: Emit) -> None:
     emit({"kind": "control", "seconds": profiled.control_s()})
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str], engines: Mapping[ModelPart, Open] = OWN, out: TextIO | None = None) -> int:
+    """``out`` gets the reports, by default the standard output."""
     parser = argparse.ArgumentParser(prog="triptych.engine.profiling", description=__doc__)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--part", type=ModelPart, choices=list(ModelPart), required=True)
@@ -469,6 +543,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--effort", choices=sorted(EFFORTS), default="full")
     parser.add_argument("--slo-factor", type=float, default=5.0)
     parser.add_argument("--known", type=Path)
+    parser.add_argument("--vllm-args", default="")
     given = parser.parse_args(arguments)
     known = None if given.known is None else parse_profile(given.known.read_bytes())
     options = Options(
@@ -478,10 +553,11 @@ def main(arguments: Sequence[str]) -> int:
         given.kv_cache_bytes,
         EFFORTS[given.effort],
         given.slo_factor,
+        given.vllm_args,
     )
     try:
-        run(options, known, lambda report: print(json.dumps(report), flush=True))  # noqa: T201  # its output
-    except BadModel as error:
+        run(options, known, lambda report: print(json.dumps(report), file=out, flush=True), engines)
+    except (BadModel, CannotStart) as error:
         print(error, file=sys.stderr)  # noqa: T201
         return 1
     except KeyboardInterrupt:

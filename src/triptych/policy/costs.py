@@ -173,18 +173,19 @@ class Costs:
 def costs_for(profiles: Iterable[Profile], wanted: ProfileIdentity) -> Costs | None:
     """Costs by the profile that fits best, among those of the same part, dtype and tensor-parallel degree; or None.
 
-    Measured profiles come before synthetic ones, then those of the same hardware, then of the same software and options,
-    then the newest. Differences become warnings of every estimate.
+    Measured profiles come before synthetic ones, then those of the same hardware, then of the same engine, then of the same
+    software and options, then the newest. Differences become warnings of every estimate.
     """
     fitting = [profile for profile in profiles if _may_stand_for(profile.identity, wanted)]
     if not fitting:
         return None
 
-    def rank(profile: Profile) -> tuple[bool, bool, bool, str]:
+    def rank(profile: Profile) -> tuple[bool, bool, bool, bool, str]:
         found = _differences(profile.identity, wanted)
         return (
             profile.measured.origin is Origin.MEASURED,
             CostWarning.OTHER_HARDWARE not in found,
+            profile.identity.engine == wanted.engine,
             CostWarning.OTHER_SOFTWARE not in found,
             profile.measured.at,
         )

@@ -72,7 +72,7 @@ def test_an_encoder_takes_as_long_as_the_profile_says_for_the_tokens_of_the_rout
 
 def test_a_measured_profile_counts_as_the_router_does(checkpoint: Checkpoint) -> None:
     options = Options(checkpoint.directory, ModelPart.ENCODER, ComputeOptions(), 1 << 20, EFFORTS["quick"], 5.0)
-    profiled = ProfiledEncoder(checkpoint, options)
+    profiled = ProfiledEncoder.load(checkpoint, options)
     places = {task.place[0] for task in profiled.tasks() if task.table == "encode"}
     sides_px = EFFORTS["quick"].sides_px
     items = [random_image(random.Random(1), side_px, side_px) for side_px in sides_px]

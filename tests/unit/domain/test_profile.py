@@ -62,16 +62,17 @@ def test_the_same_profile_is_always_the_same_text() -> None:
     assert dump_profile(other) == dump_profile(PROFILE)
 
 
-def test_each_part_hardware_dtype_and_degree_has_a_file_of_its_own() -> None:
+def test_each_part_hardware_dtype_degree_and_engine_has_a_file_of_its_own() -> None:
     others = (
         replace(IDENTITY, part=ModelPart.DECODER),
         replace(IDENTITY, digest="cd" * 32),
         replace(IDENTITY, hardware="NVIDIA H200"),
         replace(IDENTITY, dtype=DType.BF16),
         replace(IDENTITY, tensor_parallel=2),
+        replace(IDENTITY, options={"threads": "1", "vllm": ""}),
     )
     names = {replace(PROFILE, identity=identity).file_name for identity in (IDENTITY, *others)}
-    assert len(names) == 6
+    assert len(names) == 7
     assert PROFILE.file_name == "encoder-abababababab-amd-epyc-7b13-f32-tp1.json"
     assert replace(PROFILE, identity=replace(IDENTITY, options={}, software="2")).file_name == PROFILE.file_name
 

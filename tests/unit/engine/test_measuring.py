@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.engine.tiny import TOKENS_PER_IMAGE, text_engine
+from triptych.domain.engine import EngineOutput, EngineRequest
 from triptych.engine.encoder import TransformersEncoderEngine
 from triptych.engine.measuring import EncoderProbe, Repeats, TextProbe
 from triptych.engine.probe_media import image
@@ -43,6 +44,44 @@ def test_steps_of_a_text_engine_are_measured_and_leave_it_idle(model_dir: Path) 
     assert (probe.prefill_s(100) or 0) > 0
     assert not engine.has_work
     assert engine.kv_free_tokens == engine.kv_tokens
+
+
+class OneByOne:
+    """A text engine that begins one choice in each step. Only what a probe asks for is there."""
+
+    placeholder_ids = frozenset[int]()
+    kv_block_tokens = 4
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        """Choices that had begun before each step."""
+        self._left: dict[int, int] = {}
+        self._waiting: list[int] = []
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._waiting or self._left)
+
+    def add(self, request: EngineRequest) -> None:
+        assert request.sampling.max_tokens is not None
+        self.tokens = request.sampling.max_tokens
+        self._waiting = list(request.begun)
+
+    def step(self) -> list[EngineOutput]:
+        self.steps.append(len(self._left))
+        if self._waiting:
+            self._left[self._waiting.pop(0)] = self.tokens
+        outputs = [EngineOutput("probe", (0,), choice=choice) for choice in self._left]
+        self._left = {choice: left - 1 for choice, left in self._left.items() if left > 1}
+        return outputs
+
+
+def test_only_steps_in_which_all_choices_decode_are_measured() -> None:
+    engine = OneByOne()
+    steps_s = TextProbe(engine, step_tokens=7).decode_s(batch=3, context=100, steps=5)  # type: ignore[arg-type]
+    assert steps_s is not None
+    assert len(steps_s) == 5
+    assert engine.steps.count(3) >= 5, "before them, one after the other has begun"
 
 
 def test_only_the_cached_part_of_a_prompt_comes_from_the_cache(model_dir: Path) -> None:

@@ -110,6 +110,14 @@ def test_the_profile_that_fits_best_is_used_and_differences_are_warnings() -> No
     assert chosen(synthetic) == (synthetic, {CostWarning.SYNTHETIC})
 
 
+def test_a_profile_of_the_same_engine_fits_better_than_a_newer_one_of_another() -> None:
+    by_vllm, by_own = named(ENCODER, "2026-11-02", options={"vllm": ""}), named(ENCODER, "2026-11-03")
+    found = costs_for([by_vllm, by_own], replace(ENCODER_IDENTITY, options={"vllm": "--block-size=32"}))
+    assert found is not None
+    assert found.profile == by_vllm
+    assert found.warnings == {CostWarning.OTHER_SOFTWARE}
+
+
 def test_another_part_dtype_or_degree_never_stands_in() -> None:
     others = (
         named(ENCODER, "", digest="cd" * 32),

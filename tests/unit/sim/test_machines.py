@@ -9,7 +9,7 @@ import random
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -17,6 +17,7 @@ from tests.unit.sim.kit import PROFILES, deployment
 from triptych.domain.profile import Profile
 from triptych.domain.stage import ModelPart, Role, Stage
 from triptych.domain.timeline import Timeline
+from triptych.engine.decoder.options import EngineOptions
 from triptych.sim import run as services
 from triptych.sim.limits import NotSimulated
 from triptych.sim.machines import run as machines
@@ -233,6 +234,25 @@ def test_items_are_split_over_encoders_alike() -> None:
     first, second = both(deployment({Role.E: 4, Role.PD: 1}), plan(4.0, 40, mix=large))
     assert any(item.shard for timeline in first.timelines if timeline is not None for item in timeline.items)
     assert_equal(first, second)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["E+PD", "E+P+D"])
+def test_vllms_order_is_the_same(name: str) -> None:
+    """By arrival, where Triptych's own engine goes by what is due."""
+    sizes, capacity = PLACEMENTS[name]
+    requests = plan(1.2 * capacity, 100)
+
+    def with_engine(engine: Literal["triptych", "vllm"]) -> Deployment:
+        cluster = deployment(sizes)
+        options = EngineOptions(engine=engine, max_sequences=4, token_budget=128)
+        texts = {role: text.model_copy(update={"engine": options}) for role, text in cluster.texts.items()}
+        return replace(cluster, texts=texts)
+
+    first, second = both(with_engine("vllm"), requests)
+    assert_equal(first, second)
+    own, _ = both(with_engine("triptych"), requests)
+    assert [record.ttft_s for record in own.records] != [record.ttft_s for record in first.records]
 
 
 @pytest.mark.slow

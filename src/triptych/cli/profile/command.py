@@ -10,10 +10,10 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -42,9 +42,18 @@ from triptych.runtime.profiles import read_profile, write_profile
 
 PARTIAL = ".partial"
 """Suffix of a profile whose measurement was interrupted."""
-_MODULE = "triptych.engine.profiling"
+_MODULES = {"triptych": "triptych.engine.profiling", "vllm": "triptych.integrations.vllm.profiling"}
+"""What measures a part with an engine."""
 _SIZES = tuple(kib << 10 for kib in (16, 64, 256, 1024, 4096, 16384, 65536))
 _QUICK_SIZES = _SIZES[1:6]
+
+
+@dataclass(frozen=True, slots=True)
+class PartEngine:
+    """The engine of a part."""
+
+    name: Literal["triptych", "vllm"] = "triptych"
+    vllm_args: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +70,8 @@ class Job:
     kv_cache_bytes: int
     slo_factor: float
     plot: bool
+    engines: Mapping[ModelPart, PartEngine] = field(default_factory=dict)
+    """Of parts that Triptych's own engine does not measure."""
 
 
 def profile(job: Job, console: Console) -> bool:
@@ -102,6 +113,7 @@ class PartRun:
         self._model = model
         self._part = part
         self._console = console
+        self._engine = job.engines.get(part, PartEngine())
         self._profile: Profile | None = None
         self._controls: list[float] = []
         self._began_s = time.perf_counter()
@@ -109,15 +121,17 @@ class PartRun:
         self.found: Mapping[str, Any] = {}
         effort = "quick" if job.quick else "full"
         name = "".join(letter if letter.isalnum() else "-" for letter in model.name)
-        self.partial = job.out / f"{name}-{part.value}-{job.dtype}-{effort}{PARTIAL}"
+        engine = "" if self._engine.name == "triptych" else f"-{self._engine.name}"
+        self.partial = job.out / f"{name}-{part.value}-{job.dtype}{engine}-{effort}{PARTIAL}"
 
     def measure(self) -> Profile:
         """Raises CliError."""
         known = self._known()
-        command = [sys.executable, "-m", _MODULE, "--model", str(self._model), "--part", self._part.value]
+        module = _MODULES[self._engine.name]
+        command = [sys.executable, "-m", module, "--model", str(self._model), "--part", self._part.value]
         command += ["--dtype", self._job.dtype, "--device", self._job.device, "--threads", str(self._job.threads)]
         command += ["--kv-cache-bytes", str(self._job.kv_cache_bytes), "--slo-factor", str(self._job.slo_factor)]
-        command += ["--effort", "quick" if self._job.quick else "full"]
+        command += ["--effort", "quick" if self._job.quick else "full", f"--vllm-args={self._engine.vllm_args}"]
         if known is not None:
             command += ["--known", str(self.partial)]
         with tempfile.TemporaryFile("w+") as errors, _progress(self._console, self._part) as (bar, task):

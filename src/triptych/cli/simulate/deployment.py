@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from triptych.cli.cluster_settings import ClusterSettings
 from triptych.cli.model import Model
@@ -25,6 +24,7 @@ from triptych.engine.checkpoint import DTYPES
 from triptych.families.base import count_tokens
 from triptych.families.model_files import BadModel
 from triptych.files import BadFile, read_toml
+from triptych.integrations.vllm.limits import EngineLimits, engine_limits
 from triptych.policy.batching import MEASURED_SHARE, largest_within
 from triptych.policy.costs import Costs
 from triptych.policy.iteration import ImageBudget
@@ -52,14 +52,13 @@ from triptych.sim.shared_device import Sharing
 _GIB = 1 << 30
 _ARENA_BYTES = 4 * _GIB
 """Of each arena, unless it is set: the defaults of services are for small machines."""
+_ARENAS = {"kv_arena_bytes": _ARENA_BYTES, "image_cache_bytes": _ARENA_BYTES}
 _IMAGE_PX = 448
 _CONTEXT = 512
 """Tokens of each answer beside which a budget is computed."""
 _LINK_S = 0.0003
 _MAX_HOST_NBYTES = 1 << 16
 _NOT_SIMULATED = (
-    "--engine=vllm",
-    "--vllm-args",
     "--embedding-files",
     "--delay-profile",
     "--resident=role",
@@ -197,7 +196,11 @@ class _Making:
             role: _degree(text) for role, text in _of_roles(self._hardware.degree, sizes, "--tensor-parallel").items()
         }
         targets = {role: Target(devices[role], self._dtype, degrees[role]) for role in sizes}
-        kinds = {role: self._kind(role, targets[role], switches=switches) for role in sizes}
+        engines = {
+            ModelPart.ENCODER: _engine(given.get("encoder", ())),
+            ModelPart.DECODER: _engine(given.get("text", ())),
+        }
+        kinds = {role: self._kind(role, targets[role], engines, switches=switches) for role in sizes}
         sharing = self._hardware.sharing(targets, fixed=not autoscale and not switches)
         if sharing is not None:
             kinds[Role.E] = replace(kinds[Role.E], devices=0)
@@ -218,15 +221,30 @@ class _Making:
         path = f"--model={self._path}"
         texts: dict[Role, TextSettings] = {}
         budgets: dict[Role, ImageBudget] = {}
+        context_tokens = self._model.architecture.family.context_length
+        by_vllm = engines[ModelPart.DECODER] == "vllm"
         for role in sizes:
             if role is Role.E and not switches:
                 continue
             switchable = (f"--switchable={Role.EPD.value}",) if switches else ()
             beside = ceil(sizes[Role.E] / sizes[role]) if sharing is not None and sharing.role is role else 0
-            below = self._sizes_of_memory(role, targets[role], kinds[role], beside)
+            below = dict(_ARENAS)
+            if not by_vllm:
+                below["kv_cache_bytes"] = self._kv_nbytes(role, targets[role], kinds[role], beside)
             text: TextSettings = loaded("text", (path, f"--role={role.value}", *switchable, *flags["text"]), below)
             if text.switchable is not None and not switches:
                 raise CliError("--switchable is set in the environment: use --switch-roles", caller=True)
+            if (text.engine.engine == "vllm") != by_vllm:
+                raise CliError("the engine is set in the environment: use --engine", caller=True)
+            if by_vllm:
+                limits = engine_limits(
+                    text.engine.vllm_args,
+                    targets[role].device,
+                    degree=targets[role].degree,
+                    context_tokens=context_tokens,
+                )
+                text = self._within_limits(text, limits, role, targets[role], kinds[role], beside)
+                context_tokens = limits.context_tokens
             texts[role], budget = self._within_objective(text, kinds[role])
             if budget is not None:
                 budgets[role] = budget
@@ -243,7 +261,7 @@ class _Making:
                 self._model.digest(ModelPart.DECODER),
                 self._dtype,
                 self._model.architecture.family.hidden_size,
-                self._model.architecture.family.context_length,
+                context_tokens,
             ),
             family=self._model.architecture.family,
             sizes=sizes,
@@ -266,7 +284,7 @@ class _Making:
     def _device(self, name: str) -> Device:
         return at_hand(self._catalogue.device(name), self._hardware.prepare_cores)
 
-    def _kind(self, role: Role, target: Target, *, switches: bool) -> InstanceKind:
+    def _kind(self, role: Role, target: Target, engines: Mapping[ModelPart, str], *, switches: bool) -> InstanceKind:
         stages = Role.EPD if switches else role
         parts = [ModelPart.ENCODER] * stages.serves(Stage.ENCODE)
         if stages.serves(Stage.PREFILL) or stages.serves(Stage.DECODE):
@@ -274,26 +292,26 @@ class _Making:
         return InstanceKind(
             device=target.device.name,
             devices=target.degree,
-            profiles={part: self._profile(part, target) for part in parts},
+            profiles={part: self._profile(part, target, engines[part]) for part in parts},
             prepare_cores=self._hardware.prepare_cores,
             copied_bytes_per_s=target.degree * target.device.host_nbytes_per_s,
             link=LinkSpeed(target.degree * target.device.network_nbytes_per_s, _LINK_S),
             within_host=LinkSpeed(self._catalogue.host.shm_nbytes_per_s, self._catalogue.host.transfer_s),
         )
 
-    def _profile(self, part: ModelPart, target: Target) -> Profile:
+    def _profile(self, part: ModelPart, target: Target, engine: str) -> Profile:
         """The measured one if there are some, else a computed one. Raises CliError if none fits, and DoesNotFit."""
         digest = self._model.digest(part)
         if self._measured:
-            wanted = (part, digest, target.dtype, target.degree, True)
+            wanted = (part, digest, target.dtype, target.degree, engine, True)
             for profile in self._measured:
                 found = profile.identity
                 fits = found.hardware in target.device.hardware
-                if (found.part, found.digest, found.dtype, found.tensor_parallel, fits) == wanted:
+                if (found.part, found.digest, found.dtype, found.tensor_parallel, found.engine, fits) == wanted:
                     return profile
             raise CliError(
-                f"--profiles {self._hardware.profiles}: none is of this model's {part.value} in {target.dtype.value} on "
-                f"{target.degree} x {target.device.name} ({', '.join(target.device.hardware)})",
+                f"--profiles {self._hardware.profiles}: none is of this model's {part.value} in {target.dtype.value} with "
+                f"engine {engine} on {target.degree} x {target.device.name} ({', '.join(target.device.hardware)})",
                 caller=True,
             )
         self._model.memory(part, target)
@@ -303,18 +321,35 @@ class _Making:
             return encoder_profile(self._model.encoder(target.dtype), target, host, origins)
         return decoder_profile(self._model.architecture.decoder, target, host, origins)
 
-    def _sizes_of_memory(self, role: Role, target: Target, kind: InstanceKind, beside: int) -> Mapping[str, Any]:
-        """Defaults in place of those for small machines: what the device has left for keys and values, and large arenas. ``beside``:
-        encoders of other instances on it.
+    def _kv_nbytes(
+        self, role: Role, target: Target, kind: InstanceKind, beside: int, usable: float | None = None
+    ) -> int:
+        """What the devices have left for keys and values. ``beside``: encoders of other instances on them. ``usable``: the share of their
+        memory that engines use, if not the usual one.
         """
         free = decoder_memory(self._model.architecture.decoder, target).free_nbytes * target.degree
+        if usable is not None:
+            free += (int(usable * target.device.memory_nbytes) - target.device.usable_nbytes) * target.degree
         if encoders := beside + (ModelPart.ENCODER in kind.profiles):
             encoder = self._model.encoder(target.dtype)
             encoder_memory(encoder, target)
             free -= encoders * encoder.parameters * target.dtype.itemsize
         if free <= 0:
             raise DoesNotFit(f"{role.value} on {target.device.name}: nothing is left for keys and values")
-        return {"kv_cache_bytes": free, "kv_arena_bytes": _ARENA_BYTES, "image_cache_bytes": _ARENA_BYTES}
+        return free
+
+    def _within_limits(
+        self, settings: TextSettings, limits: EngineLimits, role: Role, target: Target, kind: InstanceKind, beside: int
+    ) -> TextSettings:
+        """The settings with the steps and memory that vLLM's arguments give its engine."""
+        kv_nbytes = (limits.kv_cache_bytes or 0) * target.degree
+        engine = replace(
+            settings.engine,
+            max_sequences=limits.max_sequences,
+            token_budget=limits.token_budget,
+            kv_cache_bytes=kv_nbytes or self._kv_nbytes(role, target, kind, beside, limits.memory_share),
+        )
+        return settings.model_copy(update={"engine": engine})
 
     def _within_objective(self, settings: TextSettings, kind: InstanceKind) -> tuple[TextSettings, ImageBudget | None]:
         """The settings with the step budget that an engine would measure for ``tpot_slo_s``, and that of images beside decodes."""
@@ -390,6 +425,11 @@ def _of_roles(text: str, roles: Iterable[Role], option: str) -> Mapping[Role, st
     if lacking := [role.value for role in roles if role not in values]:
         raise CliError(f"{option} {text}: nothing is said of {' and '.join(lacking)}", caller=True)
     return {role: values[role] for role in roles}
+
+
+def _engine(flags: Sequence[str]) -> str:
+    """That of a service with these flags."""
+    return next((flag.partition("=")[2] for flag in reversed(flags) if flag.startswith("--engine=")), "triptych")
 
 
 def _degree(text: str) -> int:

@@ -244,6 +244,13 @@ def cost_options(text: str, most: int = 256) -> str:
     return flags if len(flags.encode()) <= most else sha256(flags.encode()).hexdigest()
 
 
+def with_step_tokens(text: str, tokens: int) -> str:
+    """The command line of an engine whose steps have room for so many tokens. Raises CannotStart."""
+    given = _of_text(text)
+    most = max(tokens, *(given.get(name) or 0 for name in ("max_num_seqs", "max_num_batched_tokens")))
+    return f"{text} --max-num-batched-tokens {most}"
+
+
 def encoder_args(text: str, checkpoint: Checkpoint, *, model_id: str, compute: ComputeOptions) -> EngineArgs:
     """VLLM's arguments for its encoder alone, without language model and KV memory. Raises CannotStart."""
     takes = " and ".join(map(_flag, ENCODER_ARGUMENTS))

@@ -143,6 +143,21 @@ class VllmTextEngine:
         return int(self._scheduler.max_num_scheduled_tokens)
 
     @property
+    def kv_token_nbytes(self) -> int:
+        """KV memory per token, of all workers and layers."""
+        groups = self._scheduler.kv_cache_config.kv_cache_groups
+        nbytes = sum(
+            group.kv_cache_spec.page_size_bytes * len(group.layer_names) // group.kv_cache_spec.block_size
+            for group in groups
+        )
+        return int(nbytes) * self.identity.tensor_parallel
+
+    @property
+    def caches_prefixes(self) -> bool:
+        """Whether a prompt's whole blocks are found again."""
+        return bool(self._started.config.cache_config.enable_prefix_caching)
+
+    @property
     def placeholder_ids(self) -> AbstractSet[int]:
         return self._limits.placeholder_ids
 

@@ -9,6 +9,7 @@ many steps of decoding can be made at once (``steady_steps``, ``advance``), and 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Generic, TypeVar
 
 from triptych.domain.queue_position import FIRST_COME, QueuePosition
@@ -117,13 +118,22 @@ class CountedBatch(Generic[S]):
     """Owner of the sequences of an engine that counts tokens: which run, wait, pause or arrive."""
 
     def __init__(
-        self, *, kv_tokens: int, max_sequences: int, token_budget: int, known: Callable[[S], int] = lambda _: 0
+        self,
+        *,
+        kv_tokens: int,
+        max_sequences: int,
+        token_budget: int,
+        by_arrival: bool = False,
+        known: Callable[[S], int] = lambda _: 0,
     ) -> None:
-        """``known`` says how many positions of a sequence that is about to start need not be computed."""
+        """``by_arrival``: within a priority in the order of ``add``, as vLLM does, whatever is due. ``known`` says how many positions of a
+        sequence that is about to start need not be computed.
+        """
         self.kv_tokens = kv_tokens
         self._max_sequences = max_sequences
         self._token_budget = token_budget
         self._known = known
+        self._arrivals = count() if by_arrival else None
         self._waiting: dict[str, S] = {}
         self._running: dict[str, S] = {}
         self._decoding: list[S] | None = None
@@ -164,6 +174,8 @@ class CountedBatch(Generic[S]):
     def add(self, sequence: S) -> None:
         """Let a sequence wait from now on. The caller makes sure that it fits on its own."""
         sequence.arriving = min(sequence.arriving, sequence.left - 1)
+        if self._arrivals is not None:
+            sequence.queue_position = QueuePosition(sequence.queue_position.priority, 0.0, next(self._arrivals))
         self._waiting[sequence.request_id] = sequence
         self.pending_tokens += sequence.pending_tokens
 
@@ -182,8 +194,8 @@ class CountedBatch(Generic[S]):
         self._decoding = None
 
     def reorder(self, request_id: str, queue_position: QueuePosition) -> None:
-        """Give a request another queue position, if it waits."""
-        if (sequence := self._waiting.get(request_id)) is not None:
+        """Give a request another queue position, if it waits and not only its arrival counts."""
+        if self._arrivals is None and (sequence := self._waiting.get(request_id)) is not None:
             sequence.queue_position = queue_position
 
     def pause(self, request_id: str) -> None:

@@ -112,6 +112,7 @@ class SimNode:
                 kv_tokens=kv_tokens,
                 max_sequences=options.max_sequences,
                 token_budget=options.most_step_tokens,
+                by_arrival=options.engine == "vllm",
             ),
             receiver,
             cluster.agenda,

@@ -1,10 +1,13 @@
 """How ``triptych profile`` treats the process that measures."""
 
 import signal
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from triptych.cli.main import app
 from triptych.cli.outcome import CliError
 from triptych.cli.profile.command import Job, PartRun
 from triptych.cli.show import plain_console
@@ -22,3 +25,27 @@ def test_the_handler_of_interrupts_is_the_callers_again_afterwards(tmp_path: Pat
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--vllm-args=--seed 1",), "--vllm-args goes with --engine vllm"),
+        (("--encoder-vllm-args=--quantization fp8",), "--encoder-vllm-args goes with --encoder-engine vllm"),
+        (("--engine=vllm", "--device=cuda"), "vLLM chooses its devices itself"),
+        (("--engine=vllm", "--kv-cache-mib=64"), "it is --kv-cache-memory-bytes in --vllm-args"),
+        (("--engine=vllm", "--analytic", "--device=h100"), "--engine would have no effect"),
+        pytest.param(
+            ("--encoder-engine=vllm", "--part=encoder"),
+            "this needs vllm: install Triptych's extra 'vllm'",
+            marks=pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed"),
+        ),
+    ],
+)
+def test_what_does_not_fit_the_engine_is_refused_before_anything_loads(
+    options: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    result = CliRunner().invoke(app, ["profile", "--out", str(tmp_path), *options])
+    assert result.exit_code == 2
+    assert said in " ".join(result.output.split())
+    assert not list(tmp_path.iterdir())

@@ -399,7 +399,9 @@ def test_the_demo_model_is_simulated_with_measured_profiles(tmp_path: Path) -> N
         (("--rate", 1, "--fault", "2:kill:encoder-9"), "there will be no encoder-9"),
         (("--rate", 1, "--fault", "nan:kill:encoder-1"), "SECONDS is a number"),
         (("--rate", 1, "--fault", "1:kill:encoder-1:now"), "write SECONDS:WHAT:INSTANCE"),
-        (("--rate", 1, "--engine", "vllm"), "simulate does not have --engine"),
+        (("--rate", 1, "--engine", "vllm", "--vllm-args", "--pipeline-parallel-size 2"), "is not simulated"),
+        (("--rate", 1, "--engine", "vllm", "--roles", "EPD:1"), "encoders encode for it"),
+        (("--rate", 1, "--engine", "vllm", "--max-sequences", 8), "engine vllm does not have max_sequences"),
         (("--rate", 1, "--duration", 3, "--warm-up", 10), "no request comes after it"),
         (
             ("--rate", 1, "--sounds", "1", "--images", "0"),
@@ -432,6 +434,37 @@ def test_a_refused_simulation_leaves_no_file(config: Path, tmp_path: Path) -> No
     results = tmp_path / "out" / "results.json"
     triptych("--model", config, "--rate", 1, "--text-tokens", 90_000, "--json", results, status=2)
     assert not results.exists()
+
+
+def test_vllms_arguments_bound_the_steps_of_its_engine(config: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+
+    def most_tokens(arguments: str) -> int:
+        triptych(
+            *("--model", config, "--device", "h100", "--rate", 20, "--duration", 4, "--images", "0"),
+            *("--output-tokens", 60, "--engine", "vllm", "--perfetto", trace),
+            *("--vllm-args", f"{arguments} --kv-cache-memory-bytes 16G --enforce-eager"),
+        )
+        names = [event["name"].split() for event in json.loads(trace.read_text())["traceEvents"]]
+        return max(int(words[1]) for words in names if words[0] == "step")
+
+    assert most_tokens("--max-num-batched-tokens 50") == 50
+    assert most_tokens("--max-num-seqs 2") > 50
+
+
+def test_profiles_of_another_engine_are_refused(config: Path, tmp_path: Path) -> None:
+    profiles = tmp_path / "profiles"
+    analytic = ("profile", "--analytic", "--model", str(config), "--device", "h100", "--out", str(profiles))
+    assert CliRunner().invoke(app, list(analytic)).exit_code == 0
+    given = ("--model", config, "--profiles", profiles, "--device", "h100", *SHORT)
+    said = triptych(*given, "--engine", "vllm", status=2)
+    assert "none is of this model's decoder in F16 with engine vllm" in said
+    (path,) = profiles.glob("decoder-*.json")
+    decoder = json.loads(path.read_text())
+    decoder["identity"]["options"]["vllm"] = ""
+    path.write_text(json.dumps(decoder))
+    assert "attainment" in triptych(*given, "--engine", "vllm", "--slo-ttft-ms", 2000)
+    assert "none is of this model's decoder in F16 with engine triptych" in triptych(*given, status=2)
 
 
 def test_profiles_of_another_model_or_device_are_refused(config: Path, tmp_path: Path) -> None:

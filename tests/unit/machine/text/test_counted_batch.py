@@ -13,6 +13,19 @@ def batch(kv_tokens: int = 400, max_sequences: int = 6, token_budget: int = 48) 
     return CountedBatch(kv_tokens=kv_tokens, max_sequences=max_sequences, token_budget=token_budget)
 
 
+def test_by_arrival_nothing_passes_what_came_before_in_its_priority() -> None:
+    def order(*, by_arrival: bool) -> list[str]:
+        running = CountedBatch[CountedSequence](kv_tokens=400, max_sequences=1, token_budget=48, by_arrival=by_arrival)
+        running.add(sequence("late", tokens=1, place=3))
+        running.add(sequence("urgent", tokens=1, place=1))
+        running.add(sequence("first", tokens=1, place=2))
+        running.reorder("first", QueuePosition(0, 0.0, 0))
+        return [name for _ in range(3) for name in step(running)]
+
+    assert order(by_arrival=True) == ["late", "urgent", "first"]
+    assert order(by_arrival=False) == ["first", "urgent", "late"]
+
+
 def sequence(name: str, prompt: int = 10, tokens: int = 5, place: int = 0, **more: Any) -> CountedSequence:
     position = QueuePosition(0, 0.0, place)
     return CountedSequence(

@@ -1,0 +1,110 @@
+"""What bounds the steps and the memory of a vLLM engine by its arguments. Simulations need it where no vLLM is installed."""
+
+import re
+import shlex
+from argparse import ArgumentError, ArgumentParser, ArgumentTypeError
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from triptych.domain.device import Device
+from triptych.runtime.process import CannotStart
+
+MEMORY_SHARE = 0.92
+"""Of a device's memory, unless ``--gpu-memory-utilization`` is given."""
+_GIB = 1 << 30
+_MULTIPLES: Mapping[str, int] = {
+    **{letter: 1000**power for power, letter in enumerate("kmgt", 1)},
+    **{letter: 1024**power for power, letter in enumerate("KMGT", 1)},
+}
+_OF_COSTS = frozenset(
+    {
+        *(
+            "--attention-backend",
+            "--block-size",
+            "--compilation-config",
+            "--cpu-offload-gb",
+            "--cudagraph-capture-sizes",
+        ),
+        *("--disable-custom-all-reduce", "--enable-prefix-caching", "--no-enable-prefix-caching", "--enforce-eager"),
+        *("--kv-cache-dtype-skip-layers", "--max-cudagraph-capture-size", "--no-enforce-eager"),
+        *("--optimization-level", "--quantization", "--safetensors-load-strategy", "--seed"),
+    }
+)
+"""Arguments whose effect a measured profile has, or that have none on times."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """Limits of an engine, as ``vllm serve`` of the supported release would set them."""
+
+    max_sequences: int
+    """Most sequences in one step."""
+    token_budget: int
+    """Most tokens of one step."""
+    context_tokens: int
+    """Most tokens of a prompt and its answer."""
+    kv_cache_bytes: int | None
+    """KV memory of each device; None for what ``memory_share`` leaves."""
+    memory_share: float
+
+
+def engine_limits(arguments: str, device: Device, *, degree: int, context_tokens: int) -> EngineLimits:
+    """``context_tokens``: of the model; ``degree``: of tensor parallelism. Raises CannotStart for arguments that are not simulated."""
+    given = _given(arguments)
+    if (tensor_parallel := given.get("tensor_parallel_size", degree)) != degree:
+        raise CannotStart(f"--vllm-args: --tensor-parallel-size is {tensor_parallel}, --tensor-parallel says {degree}")
+    usual_sequences, usual_tokens = _usual(device, degree)
+    context_tokens = min(context_tokens, given.get("max_model_len", context_tokens))
+    sequences = given.get("max_num_seqs", usual_sequences)
+    tokens = given.get("max_num_batched_tokens", min(usual_tokens, sequences * context_tokens))
+    if "max_num_seqs" not in given:
+        sequences = min(sequences, tokens)
+    return EngineLimits(
+        max_sequences=min(sequences, given.get("max_num_active_seqs", sequences)),
+        token_budget=tokens,
+        context_tokens=context_tokens,
+        kv_cache_bytes=given.get("kv_cache_memory_bytes"),
+        memory_share=given.get("gpu_memory_utilization", MEMORY_SHARE),
+    )
+
+
+def _usual(device: Device, degree: int) -> tuple[int, int]:
+    """Sequences and tokens of a step, unless they are given."""
+    if device.kind == "cpu":
+        return 128 * degree, 2048 * degree
+    if device.memory_nbytes >= 160 * _GIB:
+        return 1024, 16_384
+    if device.memory_nbytes >= 70 * _GIB and not device.name.startswith("a100"):
+        return 1024, 8192
+    return 256, 2048
+
+
+def _given(arguments: str) -> Mapping[str, Any]:
+    parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for name in ("max-num-seqs", "max-num-active-seqs", "max-num-batched-tokens", "max-model-len"):
+        parser.add_argument(f"--{name}", type=_count)
+    parser.add_argument("--kv-cache-memory-bytes", type=_count)
+    parser.add_argument("--tensor-parallel-size", "-tp", type=_count)
+    parser.add_argument("--gpu-memory-utilization", type=float)
+    try:
+        parsed, others = parser.parse_known_args([_dashed(word) for word in shlex.split(arguments)])
+    except (ArgumentError, ValueError) as error:
+        raise CannotStart(f"--vllm-args: {error}") from None
+    names = [word.partition("=")[0] for word in others if word.startswith("-")]
+    if unknown := [name for name in names if name not in _OF_COSTS]:
+        raise CannotStart(f"--vllm-args: {unknown[0]} is not simulated")
+    return {name: value for name, value in vars(parsed).items() if value is not None}
+
+
+def _dashed(word: str) -> str:
+    name, equals, value = word.partition("=")
+    return (name.replace("_", "-") if word.startswith("--") else name) + equals + value
+
+
+def _count(text: str) -> int:
+    """As vLLM reads a number: 4096, 4k or 4K."""
+    match = re.fullmatch(r"(\d+)([kmgtKMGT]?)", text)
+    if match is None or not int(match[1]):
+        raise ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(match[1]) * _MULTIPLES.get(match[2], 1)
