@@ -218,7 +218,6 @@ class _Making:
                 write_profile(profiles / profile.file_name, profile)
             flags = cluster.flags(lambda: profiles)
         flags = {service: _without_profiles(flags[service]) for service in flags}
-        path = f"--model={self._path}"
         texts: dict[Role, TextSettings] = {}
         budgets: dict[Role, ImageBudget] = {}
         context_tokens = self._model.architecture.family.context_length
@@ -226,16 +225,10 @@ class _Making:
         for role in sizes:
             if role is Role.E and not switches:
                 continue
-            switchable = (f"--switchable={Role.EPD.value}",) if switches else ()
             beside = ceil(sizes[Role.E] / sizes[role]) if sharing is not None and sharing.role is role else 0
-            below = dict(_ARENAS)
-            if not by_vllm:
-                below["kv_cache_bytes"] = self._kv_nbytes(role, targets[role], kinds[role], beside)
-            text: TextSettings = loaded("text", (path, f"--role={role.value}", *switchable, *flags["text"]), below)
-            if text.switchable is not None and not switches:
-                raise CliError("--switchable is set in the environment: use --switch-roles", caller=True)
-            if (text.engine.engine == "vllm") != by_vllm:
-                raise CliError("the engine is set in the environment: use --engine", caller=True)
+            text = self._text(
+                role, targets[role], kinds[role], flags["text"], beside, switches=switches, by_vllm=by_vllm
+            )
             if by_vllm:
                 limits = engine_limits(
                     text.engine.vllm_args,
@@ -248,7 +241,9 @@ class _Making:
             texts[role], budget = self._within_objective(text, kinds[role])
             if budget is not None:
                 budgets[role] = budget
-        encoder: EncoderSettings = loaded("encoder", (path, *flags["encoder"]), {"arena_bytes": _ARENA_BYTES})
+        encoder: EncoderSettings = loaded(
+            "encoder", (f"--model={self._path}", *flags["encoder"]), {"arena_bytes": _ARENA_BYTES}
+        )
         router: RouterSettings = loaded("router", flags["router"])
         acting: tuple[str, ...] = (
             ("--autoscale", "--scaler=127.0.0.1:1") if autoscale else ()
@@ -280,6 +275,30 @@ class _Making:
         )
         prices = {device.name: device.price.usd_per_hour for device in devices.values() if device.price is not None}
         return Simulated(deployment, prices, tuple(self._notes(kinds, devices)))
+
+    def _text(
+        self,
+        role: Role,
+        target: Target,
+        kind: InstanceKind,
+        flags: Sequence[str],
+        beside: int,
+        *,
+        switches: bool,
+        by_vllm: bool,
+    ) -> TextSettings:
+        """The settings of a role's instances. ``beside``: encoders of other instances on their devices. Raises CliError and DoesNotFit."""
+        below = dict(_ARENAS)
+        if not by_vllm:
+            below["kv_cache_bytes"] = self._kv_nbytes(role, target, kind, beside)
+        switchable = (f"--switchable={Role.EPD.value}",) if switches else ()
+        given = (f"--model={self._path}", f"--role={role.value}", *switchable, *flags)
+        text: TextSettings = loaded("text", given, below)
+        if text.switchable is not None and not switches:
+            raise CliError("--switchable is set in the environment: use --switch-roles", caller=True)
+        if (text.engine.engine == "vllm") != by_vllm:
+            raise CliError("the engine is set in the environment: use --engine", caller=True)
+        return text
 
     def _device(self, name: str) -> Device:
         return at_hand(self._catalogue.device(name), self._hardware.prepare_cores)
