@@ -7,16 +7,16 @@ from tests.integration.families.harness import Case, Encode, all_tiny_families, 
 TINIES = all_tiny_families()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def encode() -> Iterator[Encode]:
     """One encoder process for all families."""
     with encoder_process() as encode:
         yield encode
 
 
-@pytest.fixture(scope="module", params=TINIES)
+@pytest.fixture(scope="session", params=TINIES)
 def case(request: pytest.FixtureRequest, encode: Encode, tmp_path_factory: pytest.TempPathFactory) -> Case:
-    """The tiny model of each family in turn."""
+    """The tiny model of each family in turn. All tests of one come together, as it is made once."""
     tiny = TINIES[request.param]
     directory = tmp_path_factory.mktemp(tiny.name)
     tiny.make(directory)
