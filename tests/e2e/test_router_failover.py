@@ -201,6 +201,7 @@ async def test_a_stream_of_the_sdk_goes_on_when_its_router_is_killed(site: Site)
                 assert said == pytest.approx([one.chosen.logprob for one in choice.logprobs], abs=1e-3)
 
 
+@pytest.mark.extended
 async def test_a_killed_gateway_fails_only_its_own_connections(site: Site) -> None:
     """Its clients ask again at the other one; the streams of that one go on."""
     await site.heal()

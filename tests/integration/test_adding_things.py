@@ -70,6 +70,7 @@ def run(tree: Path, *arguments: str, **variables: str) -> str:
     return done.stdout
 
 
+@pytest.mark.extended
 @pytest.mark.timeout(180)
 def test_the_transport_of_the_page_moves_a_tensor_and_keeps_the_contract(tree: Path) -> None:
     apply("A transport", tree)

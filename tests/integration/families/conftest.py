@@ -5,6 +5,14 @@ import pytest
 from tests.integration.families.harness import Case, Encode, all_tiny_families, encoder_process
 
 TINIES = all_tiny_families()
+USUAL = {"convolutions", "gemma3", "idefics3", "mllama", "qwen2_5_vl", "voxtral"}
+"""One of each kind: caches of its own, spans that are seen whole, tiles, cross-attention, positions of three axes, audio."""
+usual_families = pytest.mark.parametrize(
+    "case",
+    [pytest.param(name, marks=() if name in USUAL else pytest.mark.extended) for name in TINIES],
+    indirect=True,
+)
+"""Marks a test of which ``make test`` takes some families, and `make test-all` the others."""
 
 
 @pytest.fixture(scope="session")
