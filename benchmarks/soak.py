@@ -3,7 +3,7 @@
 ``--minutes`` are divided among the parts:
 
 - ``simulation``: the real services in virtual time under random faults, with invariants checked after every event; while pools
-  scale; and once 64 instances for as many simulated minutes as the soak has.
+  scale; and once 64 instances for a quarter as many simulated minutes as the soak has.
 - ``properties``: the tests of hypothesis, with twenty times the examples of `make test`.
 - ``transport``: random pulls over every backend while holders are killed, stopped and restarted, and links are cut.
 - ``processes``: each kind of process killed, paused and restarted under 200 requests; those that nobody kills are watched for
@@ -60,8 +60,10 @@ LONG_REQUESTS_PER_S = 8
 PAUSES_S = (2.0, 8.0)
 """A router takes an instance for lost that has been silent for 5 s."""
 STREAMS_PER_MINUTE, MOST_STREAMS = 150, 2000
-FILES_AT_ONCE = 4
+FILES_AT_ONCE = 2
 """Test files of one run of properties."""
+LONG_SHARE = 0.25
+"""Simulated minutes of the long simulation for one of the soak: it is to end in time on a busy machine too."""
 MIB = 1 << 20
 GROWTH = {"rss_mib": 32.0, "fds": 8, "sockets": 8, "threads": 2}
 """By how much the second half of a process's life may have more than the first."""
@@ -81,6 +83,8 @@ class Part:
     failures: list[dict[str, str]] = field(default_factory=list)
     figures: dict[str, Any] = field(default_factory=dict)
     took_s: float = 0.0
+    load: float = 0.0
+    """Of the machine, with what else ran on it: processes that want to run, over the last 5 minutes."""
 
     def failed(self, what: str, error: BaseException | str) -> None:
         said = error if isinstance(error, str) else "".join(traceback.format_exception(error))
@@ -92,6 +96,7 @@ class Part:
         return {
             "part": self.part,
             "minutes": round(self.took_s / 60, 2),
+            "load": round(self.load, 1),
             "ran": dict(self.ran),
             "failed": len(self.failures),
             "failures": self.failures,
@@ -147,7 +152,7 @@ def simulated(kind: str, seed: int, minutes: float = 0.0) -> Simulated:
     began_s, error = time.perf_counter(), ""
     try:
         if kind == "long":
-            _scaling(seed, 60 * minutes, large=True)
+            _scaling(seed, 60 * LONG_SHARE * minutes, large=True)
         else:
             SIMULATIONS[kind](seed)
     except Exception as raised:  # noqa: BLE001 - whatever it is, it is recorded
@@ -342,7 +347,7 @@ def run(name: str, minutes: float, seed: int, folder: Path) -> Part:
         case _:
             asyncio.run(hit_processes(part, duration_s, rng, folder))
             open_streams(part, minutes, folder)
-    part.took_s = time.perf_counter() - began_s
+    part.took_s, part.load = time.perf_counter() - began_s, os.getloadavg()[1]
     ran = ", ".join(f"{number} {kind}" for kind, number in part.ran.items())
     print(f"{name}: {part.took_s / 60:.1f} minutes: {ran}; {len(part.failures)} failures", flush=True)
     return part
