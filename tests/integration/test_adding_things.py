@@ -112,6 +112,7 @@ def metrics(port: int, process: "subprocess.Popen[bytes]") -> str:
     raise AssertionError("the pool manager ended")
 
 
+@pytest.mark.extended
 @pytest.mark.timeout(120)
 def test_the_setting_of_the_page_is_read_from_everywhere_and_kept(tree: Path) -> None:
     apply("A setting", tree)

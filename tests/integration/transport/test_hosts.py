@@ -115,6 +115,7 @@ async def pair(request: pytest.FixtureRequest, cable: Cable) -> AsyncIterator[Pa
         yield Pair(holder, reader, peer)
 
 
+@pytest.mark.extended
 @in_every_way()
 async def test_one_host_reads_the_other(pair: Pair) -> None:
     for number, nbytes in enumerate((SMALL, LARGE)):
