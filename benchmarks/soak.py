@@ -312,22 +312,14 @@ async def hit_processes(part: Part, duration_s: float, rng: Random, folder: Path
 
 def open_streams(part: Part, minutes: float, folder: Path) -> None:
     streams = round(min(MOST_STREAMS, STREAMS_PER_MINUTE * minutes))
-    try:
-        part.figures["streams"] = asyncio.run(opened(streams, folder))
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is recorded
-        part.failed(f"{streams} streams at once", error)
-    else:
-        part.ran["streams"] += streams
+    part.figures["streams"] = asyncio.run(opened(streams, folder))
+    part.ran["streams"] += streams
 
 
 def pull(part: Part, duration_s: float, seed: int) -> None:
-    try:
-        found = asyncio.run(soaked(duration_s, seed))
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is recorded
-        part.failed(f"pulls of seed {seed}", error)
-    else:
-        part.ran |= Counter(found.pop("ends"))
-        part.figures = {"seed": seed, **found}
+    found = asyncio.run(soaked(duration_s, seed))
+    part.ran |= Counter(found.pop("ends"))
+    part.figures = {"seed": seed, **found}
 
 
 # --- all of it
@@ -337,16 +329,19 @@ def run(name: str, minutes: float, seed: int, folder: Path) -> Part:
     """One part, for its share of the time."""
     part, rng = Part(name), Random(f"{seed}/{name}")
     began_s, duration_s = time.perf_counter(), 60 * minutes * SHARES[name]
-    match name:
-        case "simulation":
-            simulate(part, duration_s, seed, minutes)
-        case "properties":
-            try_properties(part, duration_s, rng)
-        case "transport":
-            pull(part, duration_s, seed)
-        case _:
-            asyncio.run(hit_processes(part, duration_s, rng, folder))
-            open_streams(part, minutes, folder)
+    try:
+        match name:
+            case "simulation":
+                simulate(part, duration_s, seed, minutes)
+            case "properties":
+                try_properties(part, duration_s, rng)
+            case "transport":
+                pull(part, duration_s, seed)
+            case _:
+                asyncio.run(hit_processes(part, duration_s, rng, folder))
+                open_streams(part, minutes, folder)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is recorded
+        part.failed(f"{name} of seed {seed}", error)
     part.took_s, part.load = time.perf_counter() - began_s, os.getloadavg()[1]
     ran = ", ".join(f"{number} {kind}" for kind, number in part.ran.items())
     print(f"{name}: {part.took_s / 60:.1f} minutes: {ran}; {len(part.failures)} failures", flush=True)
@@ -365,10 +360,10 @@ def left_over(shared_before: set[str]) -> Part:
     return part
 
 
-def again(told: str) -> int:
+def again(told: str, minutes: float) -> int:
     """One simulation that failed."""
     kind, _, seed = told.partition(":")
-    found = simulated(kind, int(seed))
+    found = simulated(kind, int(seed), minutes)
     print(found.error or f"{told}: nothing failed in {found.took_s:.1f} s")
     return int(bool(found.error))
 
@@ -379,10 +374,14 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60.0, help="for all parts together (60)")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(1 << 31), help="by default another one each time")
     parser.add_argument("--parts", default=",".join(SHARES), help="those that run, each for its share: %(default)s")
-    parser.add_argument("--again", metavar="KIND:SEED", help="a single simulation, as a failure names it")
+    parser.add_argument(
+        "--again",
+        metavar="KIND:SEED",
+        help="a single simulation, as a failure names it; a long one needs --minutes as well",
+    )
     arguments = parser.parse_args()
     if arguments.again:
-        return again(arguments.again)
+        return again(arguments.again, arguments.minutes)
     ending.by_sigterm()
     shared_before = shared_memory_files()
     print(f"seed {arguments.seed}", flush=True)

@@ -39,7 +39,7 @@ def test_a_simulation_that_fails_is_told_with_what_repeats_it(
 
     monkeypatch.setattr(soak, "SIMULATIONS", {"faults": fails})
     assert "an answer of seed 7 is wrong" in soak.simulated("faults", 7).error
-    assert soak.again("faults:7") == 1
+    assert soak.again("faults:7", 0.0) == 1
     assert "an answer of seed 7 is wrong" in capsys.readouterr().out
 
 
