@@ -172,7 +172,7 @@ def simulate(part: Part, duration_s: float, seed: int, minutes: float) -> None:
     """Simulations in two processes; the long one comes first."""
     until_s = time.perf_counter() + duration_s
     memory: dict[int, list[float]] = defaultdict(list)
-    slowest_s: Counter[str] = Counter()
+    slowest_s: dict[str, float] = defaultdict(float)
     left = chain([("long", seed)], simulations(seed))
     with ProcessPoolExecutor(WORKERS, mp_context=get_context("spawn"), initializer=_prepare) as pool:
         running: set[Future[Simulated]] = set()
