@@ -20,6 +20,8 @@ VLLM_TESTS := -rs --durations=10 -W ignore tests/vllm tests/contract/test_encode
 # Mutations per module for `make mutants`; 0 for all. Modules such as policy/placement/items or 'machine/*'; all by default.
 SAMPLES ?= 20
 MODULES ?=
+# All parts of `make soak` together.
+SOAK_MINUTES ?= 60
 # Where `make vllm-client` writes, without the suffix.
 RESULT ?=
 
@@ -27,7 +29,7 @@ export PYTHON TORCH
 # Tests start hundreds of processes, each of which would compile every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo demo-burst check test test-all test-compose test-compose-quick test-vllm test-vllm-quick test-transformers soak soak-transport soak-simulation soak-processes mutants papers lint format dashboards lock proto bench vllm-environment vllm-client model clean
+.PHONY: help setup demo demo-burst check test test-all test-compose test-compose-quick test-vllm test-vllm-quick test-transformers soak mutants papers lint format dashboards lock proto bench vllm-environment vllm-client model clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 19
@@ -72,19 +74,8 @@ test-vllm-quick:  ## The part of it that continuous integration runs: the demo m
 test-transformers: $(STAMP)  ## Test against the transformers release VERSION= (creates an environment under build/)
 	scripts/test_transformers.sh "$(VERSION)" $(PYTEST_ARGS)
 
-soak: soak-transport soak-simulation soak-processes  ## Everything below that takes hours
-
-soak-transport: $(STAMP)  ## Pull for half an hour while encoders die and links break
-	SOAK_S=$${SOAK_S:-1800} $(BIN)/python -m pytest -s tests/integration/transport/test_soak.py
-
-soak-simulation: $(STAMP)  ## Simulate 10,000 seeds of random faults, 120 of faults while pools scale, and three large clusters for an hour of their time
-	SOAK_SEEDS=$${SOAK_SEEDS:-10000} $(BIN)/python -m pytest -q -n 2 tests/simulation/test_random_faults.py tests/simulation/test_control_plane.py
-	SOAK_SIMULATED_S=$${SOAK_SIMULATED_S:-3600} $(BIN)/python -m pytest -s -n 2 tests/simulation/test_soak.py
-
-soak-processes: $(STAMP)  ## Kill, pause and restart each kind of process under load, 20 times each, replace all of them, and open 2,000 streams
-	SOAK_ROUNDS=$${SOAK_ROUNDS:-20} SOAK_RECORD=$${SOAK_RECORD:-build/soak} $(BIN)/python -m pytest -v tests/e2e/test_signals.py
-	SOAK_ROUNDS=$${SOAK_ROUNDS:-20} $(BIN)/python -m pytest -v tests/e2e/test_router_failover.py
-	SOAK_STREAMS=$${SOAK_STREAMS:-2000} SOAK_RECORD=$${SOAK_RECORD:-build/soak} $(BIN)/python -m pytest -v tests/e2e/test_many_streams.py
+soak: $(STAMP)  ## For SOAK_MINUTES: fresh seeds of simulations and properties, pulls and processes hit under load, watched for leaks
+	$(BIN)/python -m benchmarks.soak --minutes $(SOAK_MINUTES) --json build/soak.json
 
 papers: $(STAMP)  ## Tables of the papers, each row beside what cost functions and simulations say (some minutes)
 	$(BIN)/python -m benchmarks.papers

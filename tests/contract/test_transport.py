@@ -96,7 +96,9 @@ async def test_a_tensor_without_elements_arrives(holder: Site, reader: Site, pee
     assert (await pull(peer, reader, holder.put(b"nothing", []))) == {}
 
 
-@pytest.mark.parametrize("nbytes", [1, 1000, (64 << 10) + 1, 1 << 20, 16 << 20])
+@pytest.mark.parametrize(
+    "nbytes", [1, 1000, (64 << 10) + 1, 1 << 20, pytest.param(16 << 20, marks=pytest.mark.extended)]
+)
 async def test_every_size_arrives(holder: Site, reader: Site, peer: Peer, nbytes: int) -> None:
     sent = tensor_of("t", DType.U8, (nbytes,), nbytes)
     arrived = await pull(peer, reader, holder.put(b"k", [sent]))

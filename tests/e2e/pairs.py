@@ -32,6 +32,8 @@ ELSEWHERE_S = 1.0
 """Until connections that were opened before are accepted."""
 WHOLE_S = 180.0
 """Until all processes work together again."""
+REQUESTS = 200
+"""Of a round."""
 
 
 class Hit(Enum):
@@ -246,3 +248,17 @@ class Round:
                     raise
                 self.outcome.cut += 1
         raise AssertionError("no gateway takes connections")
+
+
+async def survived(
+    pairs: Pairs, mixed: tuple[Asked, ...], process: str, hit: Hit, rng: Random, *, pause_s: float
+) -> Outcome:
+    """A round in which the process is hit: no answer is lost or wrong, and all is whole afterwards. Raises AssertionError."""
+    round_ = Round(pairs, process, hit, rng, hit_at=rng.randint(REQUESTS // 10, REQUESTS // 2), pause_s=pause_s)
+    outcome = await round_.play(mixed, REQUESTS)
+    assert (outcome.wrong, outcome.hung) == ([], 0)
+    assert not outcome.errors
+    assert outcome.answers == REQUESTS
+    assert outcome.cut == 0 or (process.startswith("gateway"), hit) == (True, Hit.KILL)
+    await pairs.until_whole()
+    return outcome

@@ -11,7 +11,7 @@ from triptych.engine.delay import synthetic_decoder_profile, synthetic_encoder_p
 from triptych.runtime.profiles import write_profile
 
 
-@pytest.mark.parametrize("roles", ["E:1,PD:1", "EPD:1"])
+@pytest.mark.parametrize("roles", ["E:1,PD:1", pytest.param("EPD:1", marks=pytest.mark.extended)])
 async def test_requests_take_as_long_as_the_profiles_predict(tmp_path: Path, roles: str) -> None:
     profiles = tmp_path / "profiles"
     write_profile(profiles / "encoder.json", synthetic_encoder_profile(pass_s=0.5, token_s=0.0001, load_s=0.1))

@@ -16,6 +16,8 @@ from tests.e2e.client import post, rest, text_of
 from tests.e2e.reference import Question, answer, questions
 from triptych.cli.cluster import LocalCluster
 
+pytestmark = pytest.mark.extended
+
 CLEAR_ERROR_S = 30.0
 """Of 100 requests at once, on a machine that may have other work; their own timeout is 100 s."""
 CHILDREN_END_S = 60.0
@@ -92,7 +94,6 @@ async def test_a_killed_encoder_loses_no_answer_and_the_only_text_process_fails_
         assert (await client.get("/ready")).status_code == 503
 
 
-@pytest.mark.extended
 async def test_an_idle_cluster_uses_no_cpu_and_an_orderly_shutdown_leaves_nothing() -> None:
     """No process, no port, no shared memory."""
     async with LocalCluster(roles="E:2,PD:1") as cluster:

@@ -44,7 +44,7 @@ def delayed(tmp_path: Path) -> Mapping[str, Sequence[str]]:
     return dict.fromkeys(("encoder", "text"), ("--delay-profile", str(profiles)))
 
 
-@pytest.mark.parametrize("way", ["silent", "said"])
+@pytest.mark.parametrize("way", [pytest.param("silent", marks=pytest.mark.extended), "said"])
 async def test_a_request_that_ends_processes_fails_alone_and_ends_two(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ from triptych.engine.checkpoint import open_checkpoint
 from triptych.policy.costs import Costs
 from triptych.runtime.profiles import read_profile, read_profiles
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.extended, pytest.mark.timeout(300)]
 
 COMMAND = (sys.executable, "-m", "triptych.cli", "profile", "--quick", "--part", "encoder", "--out")
 

@@ -75,7 +75,7 @@ async def test_both_choices_of_a_request_go_on_at_the_decode_instance(http: http
     assert (told["prefill_instance"] in PREFILL, told["text_instance"] in DECODE) == (True, True)
 
 
-@pytest.mark.parametrize("stage", ["prefill_instance", "text_instance"])
+@pytest.mark.parametrize("stage", [pytest.param("prefill_instance", marks=pytest.mark.extended), "text_instance"])
 async def test_a_stream_goes_on_when_one_of_its_instances_is_killed(
     cluster: LocalCluster, http: httpx.AsyncClient, whole: Streamed, stage: str
 ) -> None:

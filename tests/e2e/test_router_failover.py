@@ -1,7 +1,6 @@
 """Two of each kind of service: kill -9 of routers and gateways in the middle of streams, and a rolling restart under load."""
 
 import asyncio
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -28,13 +27,12 @@ POSITIONS = (1, TOKENS)
 """Of all tokens of both choices: where the router is killed."""
 PAUSE_S = 0.4
 """Between the requests of the load."""
-SOAKS = "SOAK_ROUNDS" in os.environ  # noqa: TID251 - whoever runs the tests chooses how many
 LONGEST_ANSWER_S = 60
 """On a busy machine. A gateway that drains waits so long for a stream, which nobody else can go on with."""
 STREAM_EVERY = 20
 """Requests of the load for one long stream."""
 CHEAP = {"pool_manager", "router", "gateway"}
-"""Kinds that start in a second. Of the others one is restarted, in a soak both."""
+"""Kinds that start in a second. Of the others one is restarted."""
 KINDS = {"pool_manager": 1, "router": 2, "gateway": 2, "encoder": 2, "text": 2}
 
 
@@ -207,6 +205,7 @@ async def test_a_stream_of_the_sdk_goes_on_when_its_router_is_killed(site: Site)
                 assert said == pytest.approx([token.chosen.logprob for token in choice.logprobs], abs=1e-3)
 
 
+@pytest.mark.extended
 async def test_a_killed_gateway_fails_only_its_own_connections(site: Site) -> None:
     """Clients of that gateway ask again at the other one; the streams of that one go on."""
     await site.heal()
@@ -326,7 +325,7 @@ async def test_every_service_is_restarted_under_load_without_a_failed_request(si
     async with load.running():
         for kind in KINDS:
             services = site.of(kind)
-            for service in services if SOAKS or kind in CHEAP else services[:1]:
+            for service in services if kind in CHEAP else services[:1]:
                 before = load.answered
                 await site.restart(service.name)
                 async with asyncio.timeout(240):

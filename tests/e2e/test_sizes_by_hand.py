@@ -13,7 +13,7 @@ from triptych.domain.stage import Role
 from triptych.errors import TriptychError, Unavailable
 from triptych.rpc.stubs import PoolManagerStub, RouterStub
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.extended, pytest.mark.timeout(300)]
 
 
 PATIENT = {"router": ("--slo", "ttft=600s,tbt=600s")}

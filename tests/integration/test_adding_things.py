@@ -70,6 +70,7 @@ def run(tree: Path, *arguments: str, **variables: str) -> str:
     return done.stdout
 
 
+@pytest.mark.extended
 @pytest.mark.timeout(180)
 def test_the_transport_of_the_page_moves_a_tensor_and_keeps_the_contract(tree: Path) -> None:
     apply("A transport", tree)
@@ -111,6 +112,7 @@ def metrics(port: int, process: "subprocess.Popen[bytes]") -> str:
     raise AssertionError("the pool manager ended")
 
 
+@pytest.mark.extended
 @pytest.mark.timeout(120)
 def test_the_setting_of_the_page_is_read_from_everywhere_and_kept(tree: Path) -> None:
     apply("A setting", tree)

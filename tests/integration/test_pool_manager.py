@@ -196,6 +196,7 @@ def _named(model: str) -> tuple[ModelInfo, ...]:
     return (ModelInfo(model, "r", DType.F32, 8, 128),)
 
 
+@pytest.mark.extended
 async def test_many_members_reconnect_at_once() -> None:
     port, *several = ports.free(31, ())
     async with watching(port) as known, asyncio.TaskGroup() as group:

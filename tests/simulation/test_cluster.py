@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.examples import seeds
 from tests.simulation.cluster import SimCluster, World, running
 from tests.simulation.workload import Ask, Reply, make_asks, play
 from triptych.domain.chat import MediaPart, Message
@@ -158,7 +159,7 @@ def test_any_number_of_concurrent_image_requests_is_answered(concurrent: int) ->
 
 
 @pytest.mark.parametrize("back_after_s", [None, 0.2])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4, usual=2))
 def test_an_encoder_killed_during_100_requests_loses_no_answer(seed: int, back_after_s: float | None) -> None:
     async def scenario(cluster: SimCluster) -> None:
         victim = cluster.encoders[0]
@@ -176,7 +177,7 @@ def test_an_encoder_killed_during_100_requests_loses_no_answer(seed: int, back_a
     simulate(World(seed=seed), scenario)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4, usual=2))
 def test_killing_the_only_text_instance_ends_each_request_with_one_clear_error(seed: int) -> None:
     async def scenario(cluster: SimCluster) -> None:
         (victim,) = cluster.texts
@@ -201,7 +202,7 @@ def test_killing_the_only_text_instance_ends_each_request_with_one_clear_error(s
     simulate(World(seed=seed), scenario)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4, usual=2))
 def test_killing_one_of_two_text_instances_loses_no_answer(seed: int) -> None:
     async def scenario(cluster: SimCluster) -> None:
         async def kill() -> None:
@@ -218,7 +219,7 @@ def test_killing_one_of_two_text_instances_loses_no_answer(seed: int) -> None:
     simulate(World(seed=seed, texts=2), scenario)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6, usual=2))
 def test_streams_that_break_again_and_again_are_answered_right(seed: int) -> None:
     """Text instances crash and return in turn, one at a time, while embeddings are evicted from small arenas."""
     rng = Random(seed)
@@ -319,7 +320,7 @@ def test_a_permanently_failing_pull_is_a_clear_error_for_its_requests_only() -> 
     simulate(World(seed=6, before_pull=before_pull), scenario)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6, usual=2))
 def test_clients_that_cancel_at_any_time_leak_nothing(seed: int) -> None:
     rng = Random(seed)
     asks = [
@@ -335,7 +336,7 @@ def test_clients_that_cancel_at_any_time_leak_nothing(seed: int) -> None:
     simulate(World(seed=seed), scenario)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4, usual=2))
 def test_a_burst_larger_than_the_arena_waits_without_losses(seed: int) -> None:
     async def scenario(cluster: SimCluster) -> None:
         check_right(await play(cluster.router, make_asks(seed, 100, rate_per_s=None, distinct_images=500)))
@@ -343,7 +344,7 @@ def test_a_burst_larger_than_the_arena_waits_without_losses(seed: int) -> None:
     simulate(World(seed=seed, encoder_arena_bytes=6 * 1024, text_arena_bytes=8 * 1024), scenario, limit_s=300)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4, usual=2))
 def test_an_unresponsive_encoder_blocks_no_request_beyond_its_deadline(seed: int) -> None:
     timeout_s = 30.0
 

@@ -19,9 +19,9 @@ from triptych.errors import DeadlineExceeded, EngineFailure, Overloaded, Unavail
 from triptych.workload.traces import Span, load
 
 MINUTE_S = 60.0
-SEEDS, SMALL_SEEDS = min(100, int(os.environ.get("SOAK_SEEDS", "60"))), 20  # noqa: TID251 - whoever runs the tests chooses how many
+SEEDS, SMALL_SEEDS = 60, 20
 """The first have 64 instances from the start, the others 4 to 10."""
-USUAL = (0, 1, SEEDS, SEEDS + 1)
+USUAL = (0, SEEDS, SEEDS + 1)
 """Seeds in ``make test``."""
 REQUESTS = 500
 BOUNDS = Bounds(2, 40)

@@ -241,7 +241,9 @@ def tokens_per_s(above: int, requests: int) -> float:
     return (made[1] - made[0]) / WAVE_S
 
 
-@pytest.mark.parametrize(("above", "requests", "gain"), [(NEVER, 420, 1.0), (16, 470, PUBLISHED)])
+@pytest.mark.parametrize(
+    ("above", "requests", "gain"), [pytest.param(NEVER, 420, 1.0, marks=pytest.mark.extended), (16, 470, PUBLISHED)]
+)
 def test_lending_is_worth_what_heteroserve_measures(
     above: int, requests: int, gain: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

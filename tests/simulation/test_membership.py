@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import pytest
 
+from tests.examples import seeds
 from tests.simulation.cluster import SimCluster, World, running
 from tests.simulation.workload import make_asks, play
 from triptych.domain.membership import MemberState
@@ -47,7 +48,7 @@ def spread(seed: int, **changes: Any) -> World:
     return World(seed=seed, encoders=2, texts=2, hybrids=1, **changes)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", seeds(30, usual=8))
 def test_a_member_removed_from_the_list_can_be_killed_after_its_removal_without_losses(seed: int) -> None:
     rng = Random(seed)
 
@@ -83,7 +84,7 @@ async def until_ready(cluster: SimCluster) -> None:
             await asyncio.sleep(0.005)
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", seeds(100, usual=12))
 def test_under_random_membership_changes_every_request_has_its_answer_or_one_clear_error(seed: int) -> None:
     rng, deaths = Random(seed), 0
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.examples import seeds
 from tests.simulation.cluster import SimCluster, World, running
 from tests.simulation.workload import make_asks, play
 from triptych.domain.pool import MemberCondition, MemberStatus
@@ -102,7 +103,7 @@ async def trouble(cluster: SimCluster, rng: Random, what: str) -> None:
 MANAGER_TROUBLE = ("dies", "hangs", "is cut off")
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", seeds(15, usual=5))
 def test_whatever_happens_to_pool_managers_every_request_is_answered_right(seed: int) -> None:
     rng = Random(seed)
 
@@ -121,7 +122,7 @@ def test_whatever_happens_to_pool_managers_every_request_is_answered_right(seed:
     simulate(World(seed=seed, encoders=2, texts=2, hybrids=1, managers=1 + seed % 2), scenario)
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", seeds(15, usual=5))
 def test_with_managers_and_instances_that_fail_every_request_has_its_answer_or_one_clear_error(seed: int) -> None:
     rng = Random(seed)
 

@@ -39,7 +39,10 @@ def timelines(world: World, asks: list[Ask]) -> list[Timeline]:
     return found
 
 
-@pytest.mark.parametrize("profiled", [True, False], ids=["by profiles", "by measured times"])
+@pytest.mark.parametrize(
+    "profiled",
+    [pytest.param(True, id="by profiles", marks=pytest.mark.extended), pytest.param(False, id="by measured times")],
+)
 def test_where_instances_differ_requests_are_answered_sooner_than_by_the_least_load(profiled: bool) -> None:
     took_s = {"least-loaded": 0.0, "predicted": 0.0}
     for seed in range(5, 8):

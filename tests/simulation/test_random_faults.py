@@ -1,4 +1,4 @@
-"""The whole cluster under random faults of every kind: 300 seeds, or as many as ``SOAK_SEEDS`` says, from ``SOAK_FIRST`` on.
+"""The whole cluster under random faults of every kind.
 
 Of each kind of instance at most one is in trouble at a time, and in some seeds one of two routers, so that there is always a spare
 one: then every request ends in its right answer, within its deadline, but for one that two crashes hit before it got further. Nothing
@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from tests.examples import seeds
 from tests.simulation.cluster import EncoderNode, RouterNode, SimCluster, TextNode, World
 from tests.simulation.test_cluster import check_right, now_s, simulate
 from tests.simulation.workload import Ask, make_asks, play
@@ -47,12 +48,12 @@ from triptych.services.text.jobs import Jobs
 from triptych.virtual.links import Fault, Link
 
 ROOT = Path(__file__).parents[2]
-SEEDS = int(os.environ.get("SOAK_SEEDS", "300"))  # noqa: TID251 - whoever runs the tests chooses how many
-FIRST = int(os.environ.get("SOAK_FIRST", "0"))  # noqa: TID251 - and which
+_GROUPS = 30
+"""Tests of some seeds each."""
 _AT_ONCE = 10
 """Seeds of one test."""
-_USUAL = 30
-"""So many are in ``make test``: at least one of each kind of world below."""
+_USUAL = 3
+"""So many groups are in ``make test``: at least one of each kind of world below."""
 _EARLY = 3
 """Of so many seeds one has routers that send prefixes of prompts early, however short these are."""
 _KEPT = 5
@@ -392,16 +393,10 @@ def run(seed: int) -> list[tuple[float, str, str]]:
         return simulate(world, scenario)
 
 
-@pytest.mark.parametrize(
-    "first",
-    [
-        pytest.param(first, marks=() if first < FIRST + _USUAL else pytest.mark.extended)
-        for first in range(FIRST, FIRST + SEEDS, _AT_ONCE)
-    ],
-)
-def test_with_a_spare_instance_every_request_is_answered_whatever_happens(first: int) -> None:
+@pytest.mark.parametrize("group", seeds(_GROUPS, usual=_USUAL))
+def test_with_a_spare_instance_every_request_is_answered_whatever_happens(group: int) -> None:
     with checked():
-        for seed in range(first, first + _AT_ONCE):
+        for seed in range(group * _AT_ONCE, (group + 1) * _AT_ONCE):
             run(seed)
 
 

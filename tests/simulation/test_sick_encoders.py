@@ -5,6 +5,7 @@ from random import Random
 
 import pytest
 
+from tests.examples import seeds
 from tests.simulation.cluster import SimCluster, World
 from tests.simulation.test_cluster import check_right, check_right_or, play_while, simulate
 from tests.simulation.workload import make_asks, play
@@ -60,7 +61,7 @@ def test_when_every_encoder_fails_the_load_is_not_multiplied() -> None:
     simulate(World(seed=3, router={"cluster": limits}), scenario)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds(12, usual=4))
 def test_with_any_sick_encoders_every_request_ends_and_nothing_leaks(seed: int) -> None:
     """Some of them fail, damage what they hold, break their calls, or answer so late that nobody waits any more."""
     rng = Random(f"{seed}/sick")

@@ -4,7 +4,7 @@ step later, and no work is begun for it any more. The real services under virtua
 
 import asyncio
 from base64 import b64encode
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+from _pytest.mark.structures import ParameterSet
 
 from tests.router_client import LocalRouter
 from tests.simulation.cluster import SimCluster, World
@@ -318,16 +319,22 @@ async def reply_to(through: Through, cluster: SimCluster, ask: Ask) -> Reply:
     return reply
 
 
-@pytest.mark.parametrize("through", [by_router, by_sdk, by_gateway])
-@pytest.mark.parametrize(
-    ("name", "leaves"),
-    [
-        pytest.param(name, leaves, id=f"{name}-{'the client leaves' if leaves else 'the deadline passes'}")
-        for name, place in PLACES.items()
-        for leaves in (True, False)
-        if leaves or place.for_deadlines
-    ],
-)
+SURFACES = (by_router, by_sdk, by_gateway)
+
+
+def cases() -> Iterator[ParameterSet]:
+    """Each end at each place through each surface; those but one of the surfaces, in turn, are ``extended``."""
+    ends = [
+        (name, leaves) for name, place in PLACES.items() for leaves in (True, False) if leaves or place.for_deadlines
+    ]
+    for number, (name, leaves) in enumerate(ends):
+        for through in SURFACES:
+            marks = () if SURFACES[number % len(SURFACES)] is through else pytest.mark.extended
+            end = "the client leaves" if leaves else "the deadline passes"
+            yield pytest.param(name, leaves, through, id=f"{name}-{end}-{through.__name__}", marks=marks)
+
+
+@pytest.mark.parametrize(("name", "leaves", "through"), list(cases()))
 def test_a_request_stops_within_100_ms_and_one_engine_step(
     name: str, leaves: bool, through: Through, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

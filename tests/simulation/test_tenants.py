@@ -153,7 +153,11 @@ def p99_of_others_s(served: Mapping[str, Served]) -> float:
     )[98]
 
 
-@pytest.mark.parametrize(("images", "per_s"), [(False, TEXT_PER_S), (True, IMAGES_PER_S)], ids=["text", "images"])
+@pytest.mark.parametrize(
+    ("images", "per_s"),
+    [pytest.param(False, TEXT_PER_S, marks=pytest.mark.extended), (True, IMAGES_PER_S)],
+    ids=["text", "images"],
+)
 def test_one_tenant_at_ten_times_its_share_hardly_moves_the_others(images: bool, per_s: float) -> None:
     make = image_world if images else text_world
     background = others(per_s, images=images)

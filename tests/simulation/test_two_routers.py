@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 
+from tests.examples import seeds
 from tests.simulation.cluster import RouterNode, SimCluster, World, running
 from tests.simulation.workload import make_asks, play
 from triptych.virtual.virtual_time import run
@@ -27,7 +28,7 @@ async def kill_in_turns(nodes: Sequence[RouterNode], rng: Random, cluster: SimCl
         await asyncio.sleep(0.5)  # it sees the instances again
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds(12, usual=4))
 def test_routers_that_die_cost_no_answer(seed: int) -> None:
     async def scenario() -> None:
         async with running(World(seed=seed, encoders=2, texts=3, routers=2, text_step_s=0.02)) as cluster:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.integration.families.conftest import TINIES
+from tests.integration.families.conftest import TINIES, usual_families
 from tests.integration.families.harness import Case, finish, items_of, renamed, with_other_ending
 from tests.unit.engine.kv_transfer import CUT, access, go_on, prefill, transfer_kv
 from tests.unit.engine.on_cuda import as_on_cuda
@@ -30,7 +30,7 @@ WITHOUT_GRAPHS = {"mllama", "granite_speech"}
 """What decodes differs from pass to pass in more than tokens and positions."""
 
 
-@pytest.mark.parametrize("items", [0, 1, 3])
+@pytest.mark.parametrize("items", [0, pytest.param(1, marks=pytest.mark.extended), 3])
 def test_answers_equal_generate(case: Case, items: int) -> None:
     question = case.question(items, items)
     engine = case.engine()
@@ -57,6 +57,7 @@ def test_items_change_the_answer(case: Case) -> None:
     assert case.answer(question, ANSWER_TOKENS) != case.answer(other, ANSWER_TOKENS)
 
 
+@usual_families
 def test_prefill_chunks_may_split_an_item(case: Case) -> None:
     question = case.question(2, 2)
     engine = case.engine(max_sequences=1, token_budget=case.tiny.chunk_tokens)
@@ -195,6 +196,7 @@ def test_mixed_requests_are_prefilled_in_one_engine_and_decoded_in_another(case:
     assert finish(decodes, outputs) == expected
 
 
+@usual_families
 def test_answers_go_on_from_every_position(case: Case) -> None:
     """In an engine that has computed nothing of them, all at once."""
     question = case.question(8, 2)
@@ -206,6 +208,7 @@ def test_answers_go_on_from_every_position(case: Case) -> None:
     assert finish(engine) == {f"from {position}": expected[position:] for position in range(len(expected))}
 
 
+@usual_families
 def test_cached_prefixes_do_not_change_answers(case: Case) -> None:
     """The same request again, and one with the same prefix: both may reuse keys and values."""
     question = case.question(4, 2)
@@ -232,6 +235,7 @@ def test_a_prefix_is_reused_only_if_later_tokens_do_not_affect_it(case: Case) ->
             assert finish(engine) == {"one": case.answer(items, ANSWER_TOKENS)}
 
 
+@usual_families
 def test_the_gpu_path_equals_generate_as_far_as_it_runs_on_a_cpu(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """Paged attention, and decoding by CUDA graphs where the family supports them."""
     graphs = as_on_cuda(monkeypatch, block_tokens=16)

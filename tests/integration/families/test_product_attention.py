@@ -5,6 +5,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from tests.integration.families.conftest import usual_families
 from tests.integration.families.harness import Case, finish, items_of
 from tests.unit.engine.tiny import encoder_engine
 from triptych.engine import encoder_attention, product_attention
@@ -27,6 +28,7 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "is_worth_it", lambda *_: True)
 
 
+@usual_families
 def test_embeddings_are_the_same(case: Case) -> None:
     items = items_of(case.question(1, 3))
     with mock.patch.object(encoder_attention, "product_attention", wraps=product_attention.product_attention) as used:
@@ -40,6 +42,7 @@ def test_embeddings_are_the_same(case: Case) -> None:
             assert np.allclose(made, wanted, rtol=0.0, atol=1e-4 * float(np.abs(wanted).max(initial=0.0)))
 
 
+@usual_families
 def test_answers_equal_generate(case: Case) -> None:
     """Of requests side by side, in chunks that split items."""
     questions = {f"r{seed}": case.question(seed, seed % 3) for seed in range(4)}

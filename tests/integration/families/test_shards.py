@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.integration.families.conftest import usual_families
 from tests.integration.families.harness import Case, Item, Question, finish, items_of
 from tests.unit.engine.tiny import encoder_engine
 from triptych.domain.embedding import DType, Tensor
@@ -76,6 +77,7 @@ def cuts(units: Sequence[int], seed: int) -> list[tuple[Shard, ...]]:
     return [anywhere, *(shards_of(units, number) for number in {2, 3, len(units)} if number <= len(units))]
 
 
+@usual_families
 def test_any_split_equals_the_whole_item(case: Case, engine: TransformersEncoderEngine) -> None:
     items = divisible(case)
     assert items, "no item has several units"
@@ -130,6 +132,7 @@ def sharded(case: Case, engine: TransformersEncoderEngine, question: Question) -
     return replace(request, embeddings=merge(inputs, continues)), len(inputs)
 
 
+@usual_families
 def test_answers_with_sharded_items_equal_generate(case: Case, engine: TransformersEncoderEngine) -> None:
     items = divisible(case)
     question: Question = ("a!", items[0], "bc!", items[-1], "d!")

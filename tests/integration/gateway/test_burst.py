@@ -17,6 +17,7 @@ AT_ONCE = 1200
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.extended
 async def test_each_request_of_a_burst_is_answered_or_gets_retry_after() -> None:
     asyncio.get_running_loop().set_debug(False)  # debug mode would take most of the time
     capacity = ServerBounds(max_concurrent_requests=AT_ONCE)

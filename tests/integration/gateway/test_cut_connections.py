@@ -138,6 +138,7 @@ async def ask_whole(site: Wired, request_id: str = "whole") -> None:
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.extended
 async def test_a_thousand_cut_connections_leak_nothing_in_any_stage() -> None:
     asyncio.get_running_loop().set_debug(False)  # debug mode would take most of the time
     async with wired(World(encoders=2, texts=2, router={"heartbeat_timeout_s": 60.0})) as site:

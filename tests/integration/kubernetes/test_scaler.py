@@ -86,6 +86,7 @@ async def pool_when(scaler: KubernetesScaler, *, running: int | None = None, fau
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.extended
 async def test_two_managers_refuse_each_others_outdated_orders(site: Site) -> None:
     async with site.manager() as old, site.manager() as new:
         await old.scale(POOL, 2, 5)

@@ -64,6 +64,7 @@ async def test_a_leader_that_is_paused_past_its_lease_orders_nothing_more(manage
     assert len(managers.scaler.running) == 3
 
 
+@pytest.mark.extended
 async def test_while_redis_is_gone_or_empty_nothing_is_ordered_and_it_heals_by_itself(managers: Managers) -> None:
     first = await managers.leader()
     await managers.set_size(first, 3)

@@ -17,7 +17,13 @@ from triptych.transport.options import TransferOptions
 MIB = 1 << 20
 
 
-@pytest.mark.parametrize(("kind", "at", "arenas"), [("encoder", 0, 1), ("text", 0, 2), ("text", 1, 2)])
+@pytest.mark.parametrize(
+    ("kind", "at", "arenas"),
+    [
+        *(pytest.param(*other, marks=pytest.mark.extended) for other in (("encoder", 0, 1), ("text", 0, 2))),
+        ("text", 1, 2),
+    ],
+)
 async def test_an_instance_ends_when_a_listening_socket_is_dead(
     monkeypatch: pytest.MonkeyPatch, kind: str, at: int, arenas: int
 ) -> None:

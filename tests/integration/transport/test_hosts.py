@@ -54,18 +54,14 @@ FAULTS: dict[str, Callable[[Cable], None]] = {
     "reader-resets": lambda cable: cable.reset(cable.b),
     "slow": lambda cable: cable.slow(cable.a, mbit_per_s=20),
 }
-DAILY = {
-    "tcp": ("reader-hears-nothing", "holder-resets"),
-    "nixl": ("partition", "slow"),
-    "nixl-preferred": ("holder-hears-nothing", "reader-resets"),
-}
-"""Faults that are not ``extended``, by way: each fault once."""
+USUAL = {"tcp": "holder-resets", "nixl": "partition", "nixl-preferred": "reader-hears-nothing"}
+"""The fault of each way that is not ``extended``."""
 
 
 def _with(name: str, *values: object) -> ParameterSet:
     missing = not NIXL_IS_HERE and name != "tcp"
     marks = [pytest.mark.skipif(missing, reason="NIXL is not installed: its backend was NOT tested")]
-    if values and values[0] not in DAILY[name]:
+    if values and values[0] != USUAL[name]:
         marks.append(pytest.mark.extended)
     return pytest.param(WAYS[name], *values, marks=marks, id="-".join((name, *map(str, values))))
 
@@ -119,6 +115,7 @@ async def pair(request: pytest.FixtureRequest, cable: Cable) -> AsyncIterator[Pa
         yield Pair(holder, reader, peer)
 
 
+@pytest.mark.extended
 @in_every_way()
 async def test_one_host_reads_the_other(pair: Pair) -> None:
     for number, nbytes in enumerate((SMALL, LARGE)):

@@ -184,6 +184,7 @@ async def connect_again(transport: NixlTransport, holder: Holder) -> Peer:
                 await asyncio.sleep(0.05)
 
 
+@pytest.mark.extended
 async def test_an_agent_whose_calls_fail_is_replaced_and_its_links_keep_working(holder: Holder) -> None:
     faults = Faults()
     async with reading(holder, faults) as reader:
@@ -228,6 +229,7 @@ async def test_a_hanging_agent_is_replaced_and_its_destination_quarantined_until
         await reader.pull_again(large, LARGE_AT)
 
 
+@pytest.mark.extended
 async def test_failed_replacements_are_retried_with_growing_pauses(holder: Holder) -> None:
     faults = Faults(opens_fail=True)
     async with reading(holder, faults) as reader:

@@ -1,10 +1,9 @@
 """Random pulls over every backend while holders are killed, stopped and restarted and links are cut: right bytes or a
-clear error each time, and no leaks. ``SOAK_S=1800`` in the environment makes it half an hour (``make soak``).
+clear error each time, and no leaks. `make soak` does it for longer.
 """
 
 import asyncio
 import contextlib
-import os
 import random
 import signal
 from collections import Counter
@@ -20,7 +19,7 @@ from tests.contract.transport_kit import NIXL_IS_HERE
 from tests.integration.transport.remote import CLEAR, LATE_S, READY_S, Gone, Remote, SiteError, site
 from triptych.machine.arena.extents import Extents
 
-SOAK_S = float(os.environ.get("SOAK_S", "20"))  # noqa: TID251 - whoever runs the tests chooses how long
+TEST_S = 20.0
 WARM_UP = 0.4
 """Fraction of the time after which libraries have made their permanent allocations."""
 RSS_TOLERANCE = 24 << 20
@@ -50,10 +49,10 @@ class Place:
 
 
 class Soak:
-    def __init__(self, reader: Remote, places: list[Place], base: int, nbytes: int) -> None:
+    def __init__(self, reader: Remote, places: list[Place], base: int, nbytes: int, seed: int) -> None:
         self.reader = reader
         self.places = places
-        self.rng = random.Random(2026)
+        self.rng = random.Random(seed)
         self.memory = Extents(base, nbytes)
         self.set_aside: set[int] = set()
         self.ends: Counter[str] = Counter()
@@ -225,12 +224,12 @@ class Soak:
 
 
 @asynccontextmanager
-async def soaking() -> AsyncIterator[Soak]:
+async def soaking(seed: int) -> AsyncIterator[Soak]:
     steady = Place(BACKENDS, "steady")
     places = [steady, *(Place((backend,), f"holder-{backend}") for backend in BACKENDS)]
     nbytes = 64 << 20
     async with site(BACKENDS, "reader", nbytes=nbytes, max_pull_s=MAX_PULL_S) as reader:
-        soak = Soak(reader, places, (await reader.call("stats"))["base"], nbytes)
+        soak = Soak(reader, places, (await reader.call("stats"))["base"], nbytes, seed)
         async with asyncio.TaskGroup() as group:
             lives = [group.create_task(soak.live(place)) for place in places]
             async with asyncio.timeout(READY_S):
@@ -243,13 +242,18 @@ async def soaking() -> AsyncIterator[Soak]:
 
 
 @pytest.mark.extended
-@pytest.mark.timeout(SOAK_S + 90 + READY_S)
+@pytest.mark.timeout(TEST_S + 90 + READY_S)
 async def test_dying_holders_and_broken_links_leak_nothing() -> None:
-    shared_before = _shared_memory_files()
-    async with soaking() as soak:
-        await soak.run(SOAK_S * WARM_UP)
+    await soaked(TEST_S, seed=2026)
+
+
+async def soaked(duration_s: float, seed: int) -> dict[str, Any]:
+    """Pulls for so many seconds. Returns how they ended, and the resources of the lasting processes. Raises AssertionError."""
+    shared_before = shared_memory_files()
+    async with soaking(seed) as soak:
+        await soak.run(duration_s * WARM_UP)
         warm = await soak.settle()
-        await soak.run(SOAK_S * (1 - WARM_UP))
+        await soak.run(duration_s * (1 - WARM_UP))
         end = await soak.settle()
         print(dict(soak.ends), [place.epoch for place in soak.places], warm, end)  # noqa: T201 - shown with -s, or on failure
         assert soak.ends["TransferFailed"] > 0, "nothing ever went wrong"
@@ -259,22 +263,23 @@ async def test_dying_holders_and_broken_links_leak_nothing() -> None:
         assert end[side]["fds"] <= warm[side]["fds"] + FD_TOLERANCE, f"{side}: {warm[side]} then {end[side]}"
         assert end[side]["rss"] <= warm[side]["rss"] + RSS_TOLERANCE, f"{side}: {warm[side]} then {end[side]}"
         assert end[side]["threads"] <= warm[side]["threads"] + 1, f"{side}: {warm[side]} then {end[side]}"
-    assert not await _left_in_shared_memory(shared_before)
-    assert soak.ends["right"] > SOAK_S
+    assert not await left_in_shared_memory(shared_before)
+    assert soak.ends["right"] > duration_s
+    return {"ends": dict(soak.ends), "processes": sum(place.epoch for place in soak.places), "warm": warm, "end": end}
 
 
-async def _left_in_shared_memory(before: set[str]) -> set[str]:
+async def left_in_shared_memory(before: set[str]) -> set[str]:
     """Files that are new and stay. Tests that run at the same time have some for a moment, while two processes connect."""
-    left = _shared_memory_files() - before
+    left = shared_memory_files() - before
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(60):
             while left:
                 await asyncio.sleep(0.1)
-                left &= _shared_memory_files()
+                left &= shared_memory_files()
     return left
 
 
-def _shared_memory_files() -> set[str]:
+def shared_memory_files() -> set[str]:
     """Files of the libraries that this project uses; other programs may create and delete files."""
     if not SHARED_MEMORY.is_dir():
         return set()

@@ -235,7 +235,11 @@ def test_the_death_of_the_last_instance_of_a_kind_reports_the_consequence(tmp_pa
 
 @pytest.mark.parametrize(
     ("flag", "owner"),
-    [("--port", "the gateway"), ("--router-port", "the router"), ("--admin-port", "the admin port of the gateway")],
+    [
+        pytest.param("--port", "the gateway", marks=pytest.mark.extended),
+        pytest.param("--router-port", "the router", marks=pytest.mark.extended),
+        ("--admin-port", "the admin port of the gateway"),
+    ],
 )
 def test_a_taken_port_is_one_line_at_once(tmp_path: Path, flag: str, owner: str) -> None:
     with foreign_server(b'{"ready": true, "missing": [], "instances": ["encoder-1: ready", "text-1: ready"]}') as port:

@@ -54,8 +54,11 @@ def promtool(*arguments: str) -> None:
 @pytest.mark.timeout(240)  # 17 s of CPU, of which a busy machine has little
 @pytest.mark.parametrize(
     "arguments",
-    [("check", "config", "prometheus.yml"), ("check", "rules", "alerts.yml"), ("test", "rules", "alerts_test.yml")],
-    ids=" ".join,
+    [
+        pytest.param(("check", "config", "prometheus.yml"), id="configuration"),
+        pytest.param(("check", "rules", "alerts.yml"), id="rules"),
+        pytest.param(("test", "rules", "alerts_test.yml"), id="tests of rules", marks=pytest.mark.extended),
+    ],
 )
 def test_promtool_accepts(arguments: tuple[str, ...]) -> None:
     promtool(*arguments)

@@ -160,7 +160,10 @@ def serve(model_dir: Path, contiguous: bool) -> Served:
     )
 
 
-@pytest.mark.parametrize("contiguous", [True, False], ids=["contiguous", "scattered"])
+@pytest.mark.parametrize(
+    "contiguous",
+    [pytest.param(True, id="contiguous", marks=pytest.mark.extended), pytest.param(False, id="scattered")],
+)
 def test_many_requests_leak_nothing_and_memory_does_not_grow(model_dir: Path, contiguous: bool) -> None:
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
         served = process.submit(serve, model_dir, contiguous).result()

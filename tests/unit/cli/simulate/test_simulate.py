@@ -201,6 +201,7 @@ def test_a_difference_that_is_shown_as_nothing_has_no_sign(config: Path, tmp_pat
     assert not re.search(r"[-+]\$?0(\.0+)?( ms|%)", said)
 
 
+@pytest.mark.extended
 def test_the_goodput_of_two_scenarios_is_compared(config: Path, tmp_path: Path) -> None:
     files = pair(config, tmp_path, 'device = "l40s"', 'device = "h100"')
     results = tmp_path / "results.json"
@@ -558,6 +559,7 @@ def test_a_scenario_that_is_wrong_is_refused(tmp_path: Path, text: str, message:
     assert message in triptych("--scenario", scenario, status=2)
 
 
+@pytest.mark.extended
 def test_the_commands_of_the_page_run(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With shorter runs."""
     page = (ROOT / "docs" / "simulate.md").read_text()

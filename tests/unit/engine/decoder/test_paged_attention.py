@@ -28,7 +28,8 @@ interpreted = pytest.mark.skipif(
 @pytest.mark.parametrize("multiprocessors", [1, 20], ids=["whole", "divided"])
 @pytest.mark.parametrize("window", [None, 20], ids=["all", "window"])
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "size"), [pytest.param(8, 2, 64, marks=pytest.mark.extended), (7, 1, 80), (4, 4, 16)]
+    ("heads", "kv_heads", "size"),
+    [*(pytest.param(*other, marks=pytest.mark.extended) for other in ((8, 2, 64), (4, 4, 16))), (7, 1, 80)],
 )
 @pytest.mark.parametrize(("counts", "lengths"), [DECODES, MIXED], ids=["decodes", "mixed"])
 def test_the_kernels_equal_attention_in_torch(
