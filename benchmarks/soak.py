@@ -180,12 +180,12 @@ def simulate(part: Part, duration_s: float, seed: int, minutes: float) -> None:
             while len(running) < WORKERS and time.perf_counter() < until_s:
                 running.add(pool.submit(simulated, *next(left), minutes))
             done, running = wait(running, return_when=FIRST_COMPLETED)
-            for one in (future.result() for future in done):
-                part.ran[one.kind] += 1
-                slowest_s[one.kind] = max(slowest_s[one.kind], round(one.took_s, 1))
-                memory[one.pid].append(one.rss_mib)
-                if one.error:
-                    part.failed(f"--again {one.kind}:{one.seed}", one.error)
+            for run in (future.result() for future in done):
+                part.ran[run.kind] += 1
+                slowest_s[run.kind] = max(slowest_s[run.kind], round(run.took_s, 1))
+                memory[run.pid].append(run.rss_mib)
+                if run.error:
+                    part.failed(f"--again {run.kind}:{run.seed}", run.error)
     part.figures = {"first_seed": seed, "slowest_s": dict(slowest_s), "growth": []}
     for number, values in enumerate(memory.values()):
         grown(part, f"simulation-{number + 1}", {"rss_mib": values}, {"rss_mib": SIMULATED_GROWTH_MIB})
@@ -248,8 +248,8 @@ class Watch:
     """The resources of the processes that nobody kills, sampled while no request runs."""
 
     def __init__(self, pairs: Pairs) -> None:
-        steady = [one for one in pairs.services.values() if not is_victim(one.name)]
-        self._processes = {one.name: psutil.Process(one.process.pid) for one in steady}
+        steady = [service for service in pairs.services.values() if not is_victim(service.name)]
+        self._processes = {service.name: psutil.Process(service.process.pid) for service in steady}
         self.samples: dict[str, dict[str, list[float]]] = {
             name: {figure: [] for figure in GROWTH} for name in self._processes
         }
@@ -307,7 +307,7 @@ async def hit_processes(part: Part, duration_s: float, rng: Random, folder: Path
                     grown(part, process, samples, GROWTH)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is recorded
             part.failed(f"{what}; logs are in {logs}", error)
-    part.figures["rounds"] = [one.report() for one in outcomes]
+    part.figures["rounds"] = [outcome.report() for outcome in outcomes]
 
 
 def open_streams(part: Part, minutes: float, folder: Path) -> None:
