@@ -45,7 +45,7 @@ def cases() -> Sequence[Case]:
         size={"shortest_edge": 256 * 256, "longest_edge": 4096 * 4096},
     )
     return [
-        Case("Llama 3.2 Vision", 500, lambda image: mllama(images=[[image]])),
+        Case("Llama 3.2 Vision", 500, lambda image: mllama(images=[image])),
         Case("InternVL", 500, lambda image: internvl(images=[image])),
         Case("Qwen3-VL", 640, lambda image: qwen(images=[image])),
     ]

@@ -529,6 +529,11 @@ ATTAINED = 10
 """DistServe and vLLM "often maintain less than 10 % SLO attainment"."""
 
 
+def _holds(attained: Callable[[float], float], rate: float) -> bool:
+    """Whether nine of ten requests are served as wanted."""
+    return attained(rate) >= 0.9
+
+
 def _attainment() -> Iterator[Row]:
     """Section 4.1: at 0.1 requests/s, and the highest rate at which nine of ten requests meet the objectives."""
     measured = table_4_costs()
@@ -546,7 +551,7 @@ def _attainment() -> Iterator[Row]:
             ) -> float:
                 return serve(made, plan(load, rate, REQUESTS, 1)).attained(slos[0] - measured.request_s, slos[1])
 
-            held[system] = goodput(lambda rate, attained=attained: attained(rate) >= 0.9, 0.05, 3.2, precision=0.1)
+            held[system] = goodput(partial(_holds, attained), 0.05, 3.2, precision=0.1)
             if system != "EPD":
                 yield Row(
                     "4.1", f"{system}, {images} images: attainment at 0.1 requests/s, %", ATTAINED, 100 * attained(0.1), f"costs of table 4's rows; {roles}",
@@ -620,7 +625,7 @@ def _audio() -> Iterator[Row]:
                 "7", f"{system}, {SOUNDS} sounds at {rate:g} requests/s: attainment, %", 100 * published[column], 100 * attained(system, low_s, rate), assumed, differs[system]
             )  # fmt: skip
         if system != "vLLM":
-            found = goodput(lambda rate, system=system: attained(system, low_s, rate) >= 0.9, 0.1, 3.2, precision=0.05)
+            found = goodput(partial(_holds, partial(attained, system, low_s)), 0.1, 3.2, precision=0.05)
             yield Row(
                 "7",
                 f"{system}, {SOUNDS} sounds: goodput, requests/s",

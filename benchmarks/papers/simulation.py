@@ -66,7 +66,7 @@ def cluster(
         "router": (*_ROUTER, *router),
         "encoder": (*_ENCODER, *encoder),
         "text": (*_TEXT, *text),
-        "pool_manager": manager or (),
+        "pool_manager": tuple(manager or ()),
         "gateway": (),
     }
     with TemporaryDirectory() as directory:

@@ -69,8 +69,8 @@ def test_requests_go_to_the_engine_with_the_least_load() -> None:
 def test_a_request_waits_for_the_preprocessing_of_all_before_it() -> None:
     two = plan(request(0.0, images=3), request(0.0, images=1))
     ahead, within, without = (
-        serve_in_step(replace(V1, **given), MODEL, two, 2).records
-        for given in ({"ahead_s": 0.2}, {"in_step_s": 0.2}, {})
+        serve_in_step(release, MODEL, two, 2).records
+        for release in (replace(V1, ahead_s=0.2), replace(V1, in_step_s=0.2), V1)
     )
     assert [record.ttft_s for record in ahead] == pytest.approx(
         [0.6 + (without[0].ttft_s or 0.0), 0.8 + IMAGE_S + STEP_S + 300 * TOKEN_S], abs=0.05
