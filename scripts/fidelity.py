@@ -1,4 +1,6 @@
-"""Writes docs/fidelity.md from what ``benchmarks/fidelity.py`` has recorded: ``python -m scripts.fidelity``; with ``--check`` it compares them."""
+"""Writes the tables of docs/fidelity.md, below its introduction, from what ``benchmarks/fidelity.py`` has recorded: ``python -m scripts.fidelity``;
+with ``--check`` it compares them.
+"""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +14,7 @@ PAGE = ROOT / "docs" / "fidelity.md"
 FILES = ("fidelity-amd-epyc", "fidelity-mixes-amd-epyc", "fidelity-vllm-amd-epyc")
 Json = Mapping[str, Any]
 
-INTRODUCTION = (ROOT / "scripts" / "fidelity.md").read_text()
+MARK = "<!-- From here on written by scripts/fidelity.py from benchmarks/results; `make lint` compares. -->"
 FAR_APART = 1.5
 """Times as much, from which on each pair in the wrong order is shown."""
 FIGURES = ("ttft p50", "ttft p90", "ttft p99", "tpot p50", "tpot p90", "tpot p99")
@@ -23,8 +25,9 @@ def page() -> str:
     every = {
         key: [row for record in records for row in record[key]] for key in ("cells", "goodput", "orders", "drifts")
     }
+    introduction, mark, _ = PAGE.read_text().partition(MARK)
     parts = [
-        INTRODUCTION.rstrip("\n"),
+        introduction + mark,
         "## Within the aims",
         "\n".join(within(every)),
         "\n".join(drifts(every["drifts"])),
@@ -105,7 +108,7 @@ def of_figure(error: Json | None) -> str:
         return ""
     text = percent(error["error"], signed=True)
     text = f"**{text}**" if error["within"] is False else f"({text})" if error["within"] is None else text
-    return f"{text}: {shown(float(error['measured_ms']))}, {shown(float(error['predicted_ms']))}"
+    return f"{text}: {shown(float(error['measured_ms']))}/{shown(float(error['predicted_ms']))}"
 
 
 def of_all(cell: Json, name: str) -> tuple[str, str, str]:
@@ -113,7 +116,7 @@ def of_all(cell: Json, name: str) -> tuple[str, str, str]:
     if name != "all":
         return "", "", ""
     in_time, cores = (
-        f"{form(values[0])}, {form(values[1])}"
+        f"{form(values[0])}/{form(values[1])}"
         for form, values in ((percent, cell["attainment"]), (decimals, cell["cores"]))
     )
     return in_time, cores, decimals(cell["foreign_cores"])
