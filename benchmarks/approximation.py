@@ -163,15 +163,13 @@ def measure_place(settings: Settings, placement: str, mix: str) -> tuple[list[Re
     cluster = deployment(placement)
     most, results, objectives = capacity(cluster, mix, settings.requests), list[Result](), Objectives()
     for share in settings.shares:
-        for seed in range(settings.rounds):
-            requests = plan(mix, share * most, settings.requests, seed)
-            outcomes = {name: simulate(cluster, requests, seed=seed) for name, simulate in WAYS.items()}
-            if not objectives.any:
-                objectives = objectives_of(outcomes["machines"])
-            measured, predicted = (Figures.of(outcomes[name].records, objectives) for name in WAYS)
-            results.append(
-                Result(Cell(MODEL, placement, mix, share), seed, share * most, measured, predicted, {}, (0.0, 0.0), 0.0)
-            )
+        requests = plan(mix, share * most, settings.requests, 0)
+        outcomes = {name: simulate(cluster, requests) for name, simulate in WAYS.items()}
+        if not objectives.any:
+            objectives = objectives_of(outcomes["machines"])
+        measured, predicted = (Figures.of(outcomes[name].records, objectives) for name in WAYS)
+        cell = Cell(MODEL, placement, mix, share)
+        results.append(Result(cell, 0, share * most, measured, predicted, {}, (0.0, 0.0), 0.0))
 
     def is_good(simulate: Simulate, rate: float) -> bool:
         records = simulate(cluster, plan(mix, rate, settings.requests, 0)).records

@@ -149,8 +149,6 @@ class Visit:
         self.limit = request.planned.output_tokens
         self.begun = 0 if request.prefiller is None else 1
         """Tokens of the answer that it comes with."""
-        self.arrives = request.prefiller is not None and request.prefiller.offered > 0
-        """Keys and values of its prompt are yet to come."""
         self.hands_over = hands_over
         """It goes on elsewhere once it has a token."""
         self.computed = 0
@@ -169,8 +167,10 @@ class Visit:
         """When its first token was at the router."""
         self.copied = 0
         """Positions whose keys and values are copied out, or are about to be."""
-        self.offered = 0
+        self.offered: int = 0
         """Positions whose keys and values it hands over; others are computed again."""
+        self.arrives = request.prefiller is not None and request.prefiller.offered > 0
+        """Keys and values of its prompt are yet to come."""
         self.holds_nbytes = 0
         """Of the memory for these."""
 
