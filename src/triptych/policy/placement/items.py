@@ -1,7 +1,7 @@
 """Items to encoders: all of a request or none.
 
 The default is ModServe's (section 4.3, "Request Routing Across Instances"): each item goes to the encoder with the fewest pending
-image tokens, so a request with many images spreads over the pool.
+image tokens, so a request with many images spreads over the pool. An encoder that has the same content comes first, where that pays.
 """
 
 from collections.abc import Callable, Iterable, Sequence
