@@ -16,6 +16,7 @@ from triptych.domain.queue_position import QueuePosition
 from triptych.domain.stage import Role, Stage
 from triptych.sim.limits import NotSimulated
 from triptych.sim.machines import run as machines
+from triptych.sim.network import Hosts, LinkSpeed
 from triptych.sim.outcome import Outcome, waterfall
 from triptych.sim.queues import run as queues
 from triptych.sim.queues.line import Line
@@ -69,6 +70,15 @@ def test_latencies_are_about_those_of_the_machines(name: str) -> None:
 def test_every_role_has_about_the_latencies_of_the_machines(name: str, share: float) -> None:
     sizes, capacity = PLACEMENTS[name]
     assert_close(deployment(sizes), share * capacity, within=0.1)
+
+
+@pytest.mark.parametrize("network", [None, LinkSpeed(1e8)])
+def test_pulls_take_the_links_of_hosts(network: LinkSpeed | None) -> None:
+    cluster = deployment({Role.E: 3, Role.PD: 3}, hosts=Hosts(2, network))
+    load = plan(4.0, 40)
+    exact, about = machines.simulate(cluster, load), queues.simulate(cluster, load)
+    assert set(about.moved_bytes) == set(exact.moved_bytes)
+    assert mean(latencies(about)[0]) == pytest.approx(mean(latencies(exact)[0]), rel=0.05)
 
 
 def test_a_request_alone_takes_what_its_stages_take() -> None:
