@@ -1,4 +1,4 @@
-"""What is worth hours, with fresh seeds for a stated time: simulations, properties, pulls, and processes hit under load.
+"""A soak for a stated time, with fresh seeds: simulations, properties, pulls, and processes that are hit under load.
 
 ``--minutes`` are divided among the parts:
 
@@ -88,6 +88,7 @@ class Part:
 
     def failed(self, what: str, error: BaseException | str) -> None:
         said = error if isinstance(error, str) else "".join(traceback.format_exception(error))
+        said = said.replace(f"{ROOT}/", "").replace(f"{sys.base_prefix}/", "")
         self.failures.append({"what": what, "error": said[-TOLD_CHARS:]})
         print(f"{self.part}: FAILED: {what}\n{said[-TOLD_CHARS:]}", flush=True)
 
@@ -221,6 +222,8 @@ def try_properties(part: Part, duration_s: float, rng: Random) -> None:
             seeds.append(rng.randrange(1 << 31))
             _try(part, files[at : at + FILES_AT_ONCE], seeds[-1])
     part.figures = {"seeds": seeds}
+    if not part.ran["tests"]:
+        part.failed("properties", "no test has run")
 
 
 def _try(part: Part, files: Sequence[Path], seed: int) -> None:
@@ -238,7 +241,7 @@ def _try(part: Part, files: Sequence[Path], seed: int) -> None:
             part.ran["tests"] += case.find("skipped") is None
             for fault in (*case.findall("failure"), *case.findall("error")):
                 name = f"{case.get('classname')}::{case.get('name')}"
-                part.failed(f"{name} with --hypothesis-seed={seed}", fault.text or "")
+                part.failed(f"{name} with --hypothesis-profile=explore --hypothesis-seed={seed}", fault.text or "")
 
 
 # --- processes

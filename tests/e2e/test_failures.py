@@ -16,7 +16,6 @@ from tests.e2e.client import post, rest, text_of
 from tests.e2e.reference import Question, answer, questions
 from triptych.cli.cluster import LocalCluster
 
-pytestmark = pytest.mark.extended
 
 CLEAR_ERROR_S = 30.0
 """Of 100 requests at once, on a machine that may have other work; their own timeout is 100 s."""
@@ -56,6 +55,7 @@ async def ask_100(
     raise AssertionError("all requests have always ended already")
 
 
+@pytest.mark.extended
 async def test_a_killed_encoder_loses_no_answer_and_the_only_text_process_fails_each_request_clearly() -> None:
     """During 100 requests each. The second kill finds one encoder, which is enough."""
     loop = asyncio.get_running_loop()
@@ -94,6 +94,7 @@ async def test_a_killed_encoder_loses_no_answer_and_the_only_text_process_fails_
         assert (await client.get("/ready")).status_code == 503
 
 
+@pytest.mark.extended
 async def test_an_idle_cluster_uses_no_cpu_and_an_orderly_shutdown_leaves_nothing() -> None:
     """No process, no port, no shared memory."""
     async with LocalCluster(roles="E:2,PD:1") as cluster:
