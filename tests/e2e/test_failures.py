@@ -16,7 +16,6 @@ from tests.e2e.client import post, rest, text_of
 from tests.e2e.reference import Question, answer, questions
 from triptych.cli.cluster import LocalCluster
 
-
 CLEAR_ERROR_S = 30.0
 """Of 100 requests at once, on a machine that may have other work; their own timeout is 100 s."""
 CHILDREN_END_S = 60.0
