@@ -76,7 +76,9 @@ def test_what_bounds_steps_is_known_without_vllm(arguments: str) -> None:
     config = made.create_engine_config(UsageContext.OPENAI_API_SERVER)
     scheduler = config.scheduler_config
     device = at_hand(load_catalogue(None).device("cpu"), 1)
-    found = engine_limits(arguments, device, degree=1, context_tokens=checkpoint().family.context_length)
+    found = engine_limits(
+        arguments, device, degree=1, context_tokens=checkpoint().family.context_length, is_measured=True
+    )
     active = scheduler.max_num_active_seqs or scheduler.max_num_seqs
     assert found.max_sequences == min(active, scheduler.max_num_seqs)
     assert found.token_budget == scheduler.max_num_batched_tokens

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
+from hashlib import sha256
 from typing import Any, NamedTuple, NoReturn, get_type_hints
 
 from triptych.domain.embedding import DType
@@ -173,13 +174,16 @@ class Profile:
 
     @property
     def file_name(self) -> str:
-        """Name of the file, one for each engine and identity up to software and options: a newer measurement replaces an
+        """Name of the file, one for each engine and identity up to software and threads: a newer measurement replaces an
         older one.
         """
         identity = self.identity
         hardware = "".join(letter if letter.isalnum() else "-" for letter in identity.hardware.lower())
         parts = (identity.part.value, identity.digest[:12], hardware[:48].strip("-"), identity.dtype.value.lower())
-        engine = () if identity.engine == "triptych" else (identity.engine,)
+        engine: tuple[str, ...] = ()
+        if identity.engine != "triptych":
+            arguments = identity.options.get(identity.engine, "")
+            engine = identity.engine, *([sha256(arguments.encode()).hexdigest()[:8]] * bool(arguments))
         return "-".join((*parts, f"tp{identity.tensor_parallel}", *engine)) + ".json"
 
 

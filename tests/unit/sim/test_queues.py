@@ -11,9 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.sim.kit import CONTROL_S, ENCODE_S, ENCODE_TOKEN_S, PREPARE_S, PROMPT_TOKEN_S, STEP_S, deployment
+from tests.unit.sim.kit import (
+    CONTROL_S,
+    ENCODE_S,
+    ENCODE_TOKEN_S,
+    PREPARE_S,
+    PROFILES,
+    PROMPT_TOKEN_S,
+    STEP_S,
+    deployment,
+)
 from triptych.domain.queue_position import QueuePosition
-from triptych.domain.stage import Role, Stage
+from triptych.domain.stage import ModelPart, Role, Stage
 from triptych.sim.limits import NotSimulated
 from triptych.sim.machines import run as machines
 from triptych.sim.network import Hosts, LinkSpeed
@@ -70,6 +79,26 @@ def test_latencies_are_about_those_of_the_machines(name: str) -> None:
 def test_every_role_has_about_the_latencies_of_the_machines(name: str, share: float) -> None:
     sizes, capacity = PLACEMENTS[name]
     assert_close(deployment(sizes), share * capacity, within=0.1)
+
+
+def test_requests_that_wait_are_served_once_those_that_were_late_are_gone() -> None:
+    """Answers of the first would take longer than anybody waits, and fill the memory of the only instance that decodes."""
+    longest = [Planned(0.01 * number, 400, (), 4000) for number in range(8)]
+    short = [Planned(1.0 + 0.02 * number, 400, (), 4) for number in range(20)]
+    engine = {"max_sequences": 8, "token_budget": 2048, "kv_cache_bytes": 17_700 << 10}
+    cluster = deployment({Role.E: 1, Role.P: 1, Role.D: 1}, text={"engine": engine})
+    decoder = PROFILES[ModelPart.DECODER]
+    large = replace(decoder, measured=replace(decoder.measured, kv_token_nbytes=1 << 10))
+    kinds = {
+        role: replace(kind, profiles={**kind.profiles, ModelPart.DECODER: large}) if role is not Role.E else kind
+        for role, kind in cluster.kinds.items()
+    }
+    cluster = replace(cluster, kinds=kinds)
+    load = Plan([*longest, *short], 5.0)
+    outcomes = [simulate(cluster, load, timeout_s=2.0) for simulate in (machines.simulate, queues.simulate)]
+    for outcome in outcomes:
+        assert [record.error for record in outcome.records if record.planned in longest] == ["timeout"] * 8
+        assert [record.error for record in outcome.records if record.planned in short] == [""] * 20
 
 
 @pytest.mark.parametrize("network", [None, LinkSpeed(1e5)])
@@ -141,8 +170,12 @@ def test_any_deployment_serves_or_refuses_every_request(seed: int) -> None:
     }
     encoder = {"arena_bytes": rng.choice([1 << 18, 1 << 30]), "batches": {"max_batch_items": rng.choice([1, 8])}}
     cluster = deployment(sizes, text=text, encoder=encoder, router={"policies": policies})
+    copied = rng.choice([8e9, 2e6])
+    cluster = replace(
+        cluster, kinds={role: replace(kind, copied_bytes_per_s=copied) for role, kind in cluster.kinds.items()}
+    )
     load = plan(rng.choice([2.0, 20.0, 80.0]), 200, seed, replace(MIX, size=rng.choice([IMAGE, Size(1344, 1344)])))
-    outcome = queues.simulate(cluster, load, timeout_s=rng.choice([300.0, 3.0]), seed=seed)
+    outcome = queues.simulate(cluster, load, timeout_s=rng.choice([300.0, 3.0, 0.3]), seed=seed)
     assert len(outcome.records) == len(load.requests)
     for record in outcome.records:
         assert record.error in ("", "timeout", "HTTP 400", "HTTP 429"), record

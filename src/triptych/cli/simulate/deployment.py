@@ -235,6 +235,7 @@ class _Making:
                     targets[role].device,
                     degree=targets[role].degree,
                     context_tokens=context_tokens,
+                    is_measured=bool(self._measured),
                 )
                 text = self._within_limits(text, limits, role, targets[role], kinds[role], beside)
                 context_tokens = limits.context_tokens
@@ -244,6 +245,8 @@ class _Making:
         encoder: EncoderSettings = loaded(
             "encoder", (f"--model={self._path}", *flags["encoder"]), {"arena_bytes": _ARENA_BYTES}
         )
+        if encoder.engine.engine != engines[ModelPart.ENCODER]:
+            raise CliError("the engine of encoders is set in the environment: use --encoder-engine", caller=True)
         router: RouterSettings = loaded("router", flags["router"])
         acting: tuple[str, ...] = (
             ("--autoscale", "--scaler=127.0.0.1:1") if autoscale else ()
@@ -315,7 +318,7 @@ class _Making:
             prepare_cores=self._hardware.prepare_cores,
             copied_bytes_per_s=target.degree * target.device.host_nbytes_per_s,
             link=LinkSpeed(target.degree * target.device.network_nbytes_per_s, _LINK_S),
-            within_host=LinkSpeed(self._catalogue.host.shm_nbytes_per_s, self._catalogue.host.transfer_s),
+            within_host=LinkSpeed(self._catalogue.host.shm_nbytes_per_s, self._catalogue.host.transfer_s / 2),
         )
 
     def _profile(self, part: ModelPart, target: Target, engine: str) -> Profile:
@@ -402,7 +405,9 @@ class _Making:
         for role, kind in kinds.items():
             for part, profile in kind.profiles.items():
                 source = "measured on" if profile.measured.origin is Origin.MEASURED else "computed for"
-                notes.append(f"costs of the {part.value} in {role.value}: {source} {devices[role].title}")
+                arguments = profile.identity.options.get("vllm", "")
+                told = f", vLLM with {arguments}" if arguments else ""
+                notes.append(f"costs of the {part.value} in {role.value}: {source} {devices[role].title}{told}")
         return list(dict.fromkeys(notes))
 
 

@@ -32,6 +32,16 @@ _OF_COSTS = frozenset(
     }
 )
 """Arguments whose effect a measured profile has, or that have none on times."""
+_WITHOUT_COSTS = frozenset(
+    {
+        "--enable-prefix-caching",
+        "--no-enable-prefix-caching",
+        "--no-enforce-eager",
+        "--safetensors-load-strategy",
+        "--seed",
+    }
+)
+"""Those of them that have none on times that are simulated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +59,13 @@ class EngineLimits:
     memory_share: float
 
 
-def engine_limits(arguments: str, device: Device, *, degree: int, context_tokens: int) -> EngineLimits:
-    """``context_tokens``: of the model; ``degree``: of tensor parallelism. Raises CannotStart for arguments that are not simulated."""
-    given = _given(arguments)
+def engine_limits(
+    arguments: str, device: Device, *, degree: int, context_tokens: int, is_measured: bool
+) -> EngineLimits:
+    """``context_tokens``: of the model; ``degree``: of tensor parallelism; ``is_measured``: costs are those of a profile. Raises CannotStart
+    for arguments that are not simulated.
+    """
+    given = _given(arguments, is_measured=is_measured)
     if (tensor_parallel := given.get("tensor_parallel_size", degree)) != degree:
         raise CannotStart(f"--vllm-args: --tensor-parallel-size is {tensor_parallel}, --tensor-parallel says {degree}")
     usual_sequences, usual_tokens = _usual(device, degree)
@@ -80,13 +94,13 @@ def _usual(device: Device, degree: int) -> tuple[int, int]:
     return 256, 2048
 
 
-def _given(arguments: str) -> Mapping[str, Any]:
+def _given(arguments: str, *, is_measured: bool) -> Mapping[str, Any]:
     parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name in ("max-num-seqs", "max-num-active-seqs", "max-num-batched-tokens", "max-model-len"):
         parser.add_argument(f"--{name}", type=_count)
     parser.add_argument("--kv-cache-memory-bytes", type=_count)
     parser.add_argument("--tensor-parallel-size", "-tp", type=_count)
-    parser.add_argument("--gpu-memory-utilization", type=float)
+    parser.add_argument("--gpu-memory-utilization", type=_share)
     try:
         parsed, others = parser.parse_known_args([_dashed(word) for word in shlex.split(arguments)])
     except (ArgumentError, ValueError) as error:
@@ -94,12 +108,23 @@ def _given(arguments: str) -> Mapping[str, Any]:
     names = [word.partition("=")[0] for word in others if word.startswith("-")]
     if unknown := [name for name in names if name not in _OF_COSTS]:
         raise CannotStart(f"--vllm-args: {unknown[0]} is not simulated")
+    if not is_measured and (costly := [name for name in names if name not in _WITHOUT_COSTS]):
+        raise CannotStart(
+            f"--vllm-args: {costly[0]} changes costs, which are computed without it: give measured --profiles"
+        )
     return {name: value for name, value in vars(parsed).items() if value is not None}
 
 
 def _dashed(word: str) -> str:
     name, equals, value = word.partition("=")
     return (name.replace("_", "-") if word.startswith("--") else name) + equals + value
+
+
+def _share(text: str) -> float:
+    share = float(text)
+    if not 0 < share <= 1:
+        raise ArgumentTypeError(f"{text!r} is not a number above 0 and at most 1")
+    return share
 
 
 def _count(text: str) -> int:

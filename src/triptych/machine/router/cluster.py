@@ -261,7 +261,8 @@ class ClusterMachine:
                 self._credits.give_back_leases(name, lease_ids)
                 for credit in credits_:
                     effects += self._return(credit, now_s)
-                if not credits_ and not (effects := self._forget_if_over(self.instances.by_name.get(name), now_s)):
+                effects += self._forget_if_over(self.instances.by_name.get(name), now_s)
+                if not credits_ and not effects:
                     return []  # it makes no room
             case EmbeddingGone():
                 effects = self._embedding_gone(event, now_s)

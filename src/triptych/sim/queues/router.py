@@ -396,3 +396,5 @@ class QueueRouter:
         if prefiller is not None:
             self._free(prefiller)
         self._forget(request)
+        if self._for_texts:
+            self._serve_texts()

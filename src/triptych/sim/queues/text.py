@@ -174,6 +174,7 @@ class QueueText:
             self._wake()
         elif self._for_room.remove(visit):
             visit.holds_nbytes = 0
+            self._admit()
         else:
             self._line.remove(visit)
             if visit.holds_nbytes:
@@ -296,7 +297,7 @@ class QueueText:
                 self._agenda.soon(self._iterate)
             else:
                 self._is_idle = True
-        elif self._copies or self._joining or item_waits_since_s is not None:
+        elif self._copies or self._joining or self._cancelled or item_waits_since_s is not None:
             self._step(prefill=False, then=self._iterate)
         else:
             self._run_steps()

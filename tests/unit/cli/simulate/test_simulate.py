@@ -401,6 +401,7 @@ def test_the_demo_model_is_simulated_with_measured_profiles(tmp_path: Path) -> N
         (("--rate", 1, "--fault", "nan:kill:encoder-1"), "SECONDS is a number"),
         (("--rate", 1, "--fault", "1:kill:encoder-1:now"), "write SECONDS:WHAT:INSTANCE"),
         (("--rate", 1, "--engine", "vllm", "--vllm-args", "--pipeline-parallel-size 2"), "is not simulated"),
+        (("--rate", 1, "--engine", "vllm", "--vllm-args", "--enforce-eager"), "give measured --profiles"),
         (("--rate", 1, "--engine", "vllm", "--roles", "EPD:1"), "encoders encode for it"),
         (("--rate", 1, "--engine", "vllm", "--max-sequences", 8), "engine vllm does not have max_sequences"),
         (("--rate", 1, "--duration", 3, "--warm-up", 10), "no request comes after it"),
@@ -444,7 +445,7 @@ def test_vllms_arguments_bound_the_steps_of_its_engine(config: Path, tmp_path: P
         triptych(
             *("--model", config, "--device", "h100", "--rate", 20, "--duration", 4, "--images", "0"),
             *("--output-tokens", 60, "--engine", "vllm", "--perfetto", trace),
-            *("--vllm-args", f"{arguments} --kv-cache-memory-bytes 16G --enforce-eager"),
+            *("--vllm-args", f"{arguments} --kv-cache-memory-bytes 16G"),
         )
         names = [event["name"].split() for event in json.loads(trace.read_text())["traceEvents"]]
         return max(int(words[1]) for words in names if words[0] == "step")

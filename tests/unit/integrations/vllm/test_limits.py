@@ -9,8 +9,11 @@ from triptych.runtime.process import CannotStart
 DEVICES = load_catalogue(None)
 
 
-def limits(arguments: str, device: str = "h100", degree: int = 1, context_tokens: int = 4096) -> EngineLimits:
-    return engine_limits(arguments, DEVICES.device(device), degree=degree, context_tokens=context_tokens)
+def limits(
+    arguments: str, device: str = "h100", degree: int = 1, context_tokens: int = 4096, *, is_measured: bool = True
+) -> EngineLimits:
+    of_device = DEVICES.device(device)
+    return engine_limits(arguments, of_device, degree=degree, context_tokens=context_tokens, is_measured=is_measured)
 
 
 @pytest.mark.parametrize(
@@ -42,6 +45,9 @@ def test_a_step_has_no_more_tokens_than_its_sequences_could_have() -> None:
         ("--max-num-seqs many", "'many' is not a whole number above 0"),
         ("--max-num-seqs", "expected one argument"),
         ("--seed 'open", "No closing quotation"),
+        ("--gpu-memory-utilization 5", "'5' is not a number above 0 and at most 1"),
+        ("--gpu-memory-utilization nan", "'nan' is not a number above 0 and at most 1"),
+        ("--gpu-memory-utilization much", "invalid"),
     ],
 )
 def test_what_is_not_simulated_is_refused(arguments: str, message: str) -> None:
@@ -52,3 +58,9 @@ def test_what_is_not_simulated_is_refused(arguments: str, message: str) -> None:
 
 def test_arguments_that_only_change_costs_are_those_of_a_profile() -> None:
     assert limits("--enforce-eager --block-size 32 --compilation-config '{\"mode\": 0}'") == limits("")
+
+
+def test_arguments_that_change_costs_need_measured_ones() -> None:
+    with pytest.raises(CannotStart, match="--quantization changes costs, which are computed without it"):
+        limits("--seed 1 --quantization fp8", is_measured=False)
+    assert limits("--seed 1 --enable-prefix-caching", is_measured=False) == limits("")
