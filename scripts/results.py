@@ -121,9 +121,9 @@ def matches(row: Row, where: Mapping[str, object]) -> bool:
 
 
 def counts(row: Row, within: Mapping[str, float]) -> dict[str, int]:
-    """1 for each bounded figure that the row has (``judged``), and for each that keeps its bound (``within``)."""
-    found = [(figure, bound) for path, bound in within.items() if (figure := value(row, path)) is not None]
-    return {"judged": len(found), "within": sum(figure <= bound for figure, bound in found)}
+    """1 for each bounded figure (``judged``), and for each that keeps its bound (``within``). One that is null does not."""
+    found = [(value(row, path), bound) for path, bound in within.items()]
+    return {"judged": len(found), "within": sum(figure is not None and figure <= bound for figure, bound in found)}
 
 
 def value(row: Any, path: str) -> Any:

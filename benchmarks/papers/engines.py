@@ -235,13 +235,16 @@ def _run(group: Sequence[_Engine], requests: Sequence[_Request]) -> None:
 
 
 def _ready(release: Release, model: Model, requests: Plan) -> list[_Request]:
-    """The requests, once their images are preprocessed one after another."""
+    """The requests, once their images are preprocessed one after another. Raises ValueError for one that no engine has memory for."""
     ready: list[_Request] = []
     free_s = 0.0
     for planned in requests.requests:
         free_s = max(free_s, planned.arrival_s) + len(planned.images) * release.ahead_s
         tokens = TEMPLATE_TOKENS + planned.text_tokens + len(planned.images) * model.image_positions
-        ready.append(_Request(planned, tokens, free_s))
+        request = _Request(planned, tokens, free_s)
+        if request.most_tokens > model.kv_tokens:
+            raise ValueError(f"a request of {request.most_tokens} tokens exceeds the {model.kv_tokens} of an engine")
+        ready.append(request)
     return ready
 
 

@@ -8,7 +8,6 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import pairwise
 from math import inf, pi, sin
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,18 @@ from benchmarks.papers.engines import Model, Release, serve_apart
 from benchmarks.papers.epd_serve import CONFIGS
 from benchmarks.papers.preparation import process_s
 from benchmarks.papers.rows import Row
-from benchmarks.papers.simulation import Served, cluster, costs, mix, plan, serve, starting_in, with_preparation
+from benchmarks.papers.simulation import (
+    Goodput,
+    Served,
+    cluster,
+    costs,
+    goodput_by_line,
+    mix,
+    plan,
+    serve,
+    starting_in,
+    with_preparation,
+)
 from triptych.domain.embedding import DType, embedding_tokens
 from triptych.domain.media import MediaInfo, Modality
 from triptych.domain.stage import ModelPart, Role
@@ -315,15 +325,10 @@ class Curve:
             if missed(text, image):
                 break
 
-    def held(self, factor: float, alone: tuple[float, float]) -> float:
-        """The rate up to which both are within so many times those of a request alone; between two rates by a line. 0: none was."""
+    def held(self, factor: float, alone: tuple[float, float]) -> Goodput:
+        """The rate up to which both are within so many times those of a request alone."""
         multiples = [(rate, max(text / alone[0], image / alone[1])) for rate, text, image in self._found]
-        if multiples[0][1] > factor:
-            return 0.0
-        for (rate, multiple), (higher, larger) in pairwise(multiples):
-            if larger > factor:
-                return rate + (higher - rate) * (factor - multiple) / (larger - multiple)
-        return multiples[-1][0]
+        return goodput_by_line(multiples, factor)
 
 
 def alone_s(serves: Serve) -> tuple[float, float]:
@@ -351,11 +356,13 @@ def _throughput(name: str) -> Iterator[Row]:
         cumulated = "; ".join(part for part in (cumulated, of) if part)
         for factor in FACTORS:
             held, own = apart.held(factor, alone), curve.held(factor, alone)
+            ratio = held.over(own)
             published = figures.most_throughput if factor == FACTORS[-1] else figures.throughput
-            reason = f"the monoliths bear {own:.1f} requests/s and the decoupled instances {held:.1f}; alone a request takes {1000 * alone[0]:.0f} ms, or {1000 * alone[1]:.0f} ms with an image; {bears}"
+            reason = f"the monoliths bear {own} requests/s and the decoupled instances {held}; alone a request takes {1000 * alone[0]:.0f} ms, or {1000 * alone[1]:.0f} ms with an image; {bears}"
             yield Row(
                 "fig. 17" if factor == FACTORS[-1] else "fig. 15", f"{name}: throughput over that of {system}, at {factor:g} times", published,
-                held / own if own else None, f"P99 of TTFT within so many times that of a request alone at the monolith; {'; '.join(part for part in (ASSUMED, cumulated) if part)}", reason,
+                ratio.figure, f"P99 of TTFT within so many times that of a request alone at the monolith; {'; '.join(part for part in (ASSUMED, cumulated) if part)}", reason,
+                instead=ratio.instead,
             )  # fmt: skip
 
 
@@ -484,7 +491,7 @@ def day() -> Plan:
         for kind, rate in zip(kinds, rates, strict=True):
             times = gamma_arrivals(1.0, 1 / rate, hour * hour_s, (hour + 1) * hour_s, arrival)
             requests += [replace(kind.request(at_s, drawn), output_tokens=10) for at_s in times]
-    return Plan(sorted(requests, key=lambda each: each.arrival_s), DAY_S)
+    return Plan(sorted(requests, key=lambda request: request.arrival_s), DAY_S)
 
 
 def _scaled(name: str, roles: str, *, whole: bool) -> Deployment:

@@ -24,10 +24,14 @@ class Row:
     """``published`` is the most that it may be."""
     until: float | None = None
     """Of a published range, whose other end is ``published``."""
+    instead: str = ""
+    """What is known where ``ours`` was not found, as it lies beyond what was tried. Such a row does not agree."""
 
     @property
     def error(self) -> float:
-        """Relative to what was published; infinite if only one of both is a number. 0 within a bound or a range."""
+        """Relative to what was published; infinite if only one of both is a number, or ours unknown. 0 within a bound or a range."""
+        if self.instead:
+            return float("inf")
         if self.published is None or self.ours is None:
             return 0.0 if self.published is self.ours else float("inf")
         ends = sorted((self.published, self.published if self.until is None else self.until))
@@ -46,6 +50,7 @@ class Row:
             "until": self.until,
             "is_bound": self.is_bound,
             "ours": self.ours,
+            "instead": self.instead,
             "error": error,
             "assumption": self.assumption,
             "remark": "" if self.agrees else self.differs,
@@ -66,7 +71,7 @@ def show(title: str, rows: Iterable[Row], console: Console) -> None:
         remarks = "; ".join(text for text in (row.assumption, "" if row.agrees else row.differs) if text)
         published = f"{'<= ' * row.is_bound}{_figure(row.published)}"
         published += "" if row.until is None else f" to {_figure(row.until)}"
-        table.add_row(row.table, row.what, published, _figure(row.ours), error, remarks)
+        table.add_row(row.table, row.what, published, row.instead or _figure(row.ours), error, remarks)
     console.print(table)
 
 

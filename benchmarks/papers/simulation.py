@@ -4,12 +4,13 @@ import json
 import random
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 from statistics import mean
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Self
 
 from triptych.cli.presets import PresetName
 from triptych.cli.simulate.deployment import Hardware, deployment_of
@@ -265,9 +266,69 @@ def _gaps_s(outcome: Outcome, messages_s: float) -> list[Sequence[float]]:
     return found
 
 
-def goodput(is_good: Callable[[float], bool], least: float, highest: float, precision: float = 0.04) -> float:
-    """The highest rate that is good, to within ``precision``; 0 if the least is not."""
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of a figure: that it lies between ``least`` and ``most``, which are the same if it was found."""
+
+    least: float
+    most: float
+    unbounded: str = field(default="unknown", compare=False)
+    """In words, if it may be any."""
+
+    @classmethod
+    def found(cls, figure: float) -> Self:
+        return cls(figure, figure)
+
+    @property
+    def figure(self) -> float | None:
+        return self.least if self.least == self.most else None
+
+    @property
+    def instead(self) -> str:
+        """In words, if it was not found."""
+        if self.figure is not None:
+            return ""
+        if self.most == inf:
+            return f"at least {self.least:.3g}" if self.least else self.unbounded
+        return f"{self.least:.3g} to {self.most:.3g}" if self.least else f"at most {self.most:.3g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Goodput(Known):
+    """The highest rate that a system bears, requests/s. It was not found if all rates that were tried are borne, or none."""
+
+    def __str__(self) -> str:
+        if self.figure is not None:
+            return f"{self.figure:.3g}"
+        return f"more than {self.least:.3g}" if self.most == inf else f"less than {self.most:.3g}"
+
+    @property
+    def instead(self) -> str:
+        if self.figure is not None:
+            return ""
+        return f"{self} requests/s, the {'most' if self.most == inf else 'least'} tried"
+
+    def over(self, other: "Goodput") -> Known:
+        """The ratio to another's."""
+        most = self.most / other.least if other.least else inf
+        return Known(self.least / other.most, most, f"both bear {self.instead}")
+
+
+def goodput(is_good: Callable[[float], bool], least: float, highest: float, precision: float = 0.04) -> Goodput:
+    """The highest rate that is good, to within ``precision``."""
     search = RateSearch(Bracket(least, highest), precision)
     while (rate := search.next_rate) is not None:
         search.tried(rate, is_good=is_good(rate))
-    return search.good or 0.0
+    if search.good is None:
+        return Goodput(0.0, least)
+    return Goodput(search.good, inf) if search.too_high is None else Goodput.found(search.good)
+
+
+def goodput_by_line(tried: Sequence[tuple[float, float]], bound: float) -> Goodput:
+    """The rate up to which a figure is within ``bound``, of rising rates with that figure; between two rates by a line."""
+    if tried[0][1] > bound:
+        return Goodput(0.0, tried[0][0])
+    for (rate, figure), (higher, larger) in pairwise(tried):
+        if larger > bound:
+            return Goodput.found(rate + (higher - rate) * (bound - figure) / (larger - figure))
+    return Goodput(tried[-1][0], inf)

@@ -1,10 +1,12 @@
 """The papers' engines of vLLM: what one request takes, what others' prompts do to answers, and what waits for preprocessing."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from benchmarks.papers.engines import Model, Release, serve_apart, serve_in_step
+from benchmarks.papers.simulation import Served
 from triptych.engine.delay import synthetic_decoder_profile, synthetic_encoder_profile
 from triptych.policy.costs import Costs
 from triptych.workload.requests import TEMPLATE_TOKENS, Plan, Planned, Size
@@ -75,10 +77,21 @@ def test_a_request_waits_for_the_preprocessing_of_all_before_it() -> None:
     assert [record.ttft_s for record in ahead] == pytest.approx(
         [0.6 + (without[0].ttft_s or 0.0), 0.8 + IMAGE_S + STEP_S + 300 * TOKEN_S], abs=0.05
     )
-    assert [record.ttft_s for record in within] == pytest.approx([0.6 + (each.ttft_s or 0.0) for each in without])
+    assert [record.ttft_s for record in within] == pytest.approx([0.6 + (record.ttft_s or 0.0) for record in without])
 
 
 def test_a_request_waits_for_memory() -> None:
     first, second = serve_apart(V1, replace(MODEL, kv_tokens=300), plan(request(0.0), request(0.0)), 1).records
     assert second.ttft_s is not None
     assert second.ttft_s > first.end_s
+
+
+@pytest.mark.parametrize("release", [V0, V1])
+@pytest.mark.parametrize("serve", [serve_apart, serve_in_step])
+def test_a_request_that_no_engine_has_memory_for_is_an_error(
+    release: Release, serve: Callable[[Release, Model, Plan, int], Served]
+) -> None:
+    tokens = 188 + TEMPLATE_TOKENS + 5
+    assert len(serve(release, replace(MODEL, kv_tokens=tokens), plan(request(0.0)), 2).records) == 1
+    with pytest.raises(ValueError, match=f"{tokens} tokens"):
+        serve(release, replace(MODEL, kv_tokens=tokens - 1), plan(request(0.0)), 2)
