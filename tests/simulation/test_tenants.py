@@ -201,7 +201,13 @@ def test_where_places_are_few_some_are_left_to_those_within_their_shares() -> No
     assert beside_s <= 1.8 * without_s, "it would be over 2 if the hog took all places"
 
 
-@pytest.mark.parametrize(("images", "per_s"), [(False, TEXT_PER_S), (True, IMAGES_PER_S)], ids=["text", "images"])
+@pytest.mark.parametrize(
+    ("images", "per_s"),
+    [
+        pytest.param(False, TEXT_PER_S, id="text"),
+        pytest.param(True, IMAGES_PER_S, id="images", marks=pytest.mark.extended),
+    ],
+)
 def test_tenants_that_want_more_get_the_service_by_their_weights(images: bool, per_s: float) -> None:
     """Weights alone decide, not what a tenant sends or which deadlines it sets."""
 

@@ -60,6 +60,7 @@ def test_a_configuration_alone_is_simulated_on_a_device(config: Path, tmp_path: 
     assert all(event["dur"] >= 0 and event["ts"] >= 0 for event in events if event["ph"] == "X")
 
 
+@pytest.mark.extended
 def test_a_sweep_finds_the_goodput_over_several_seeds(config: Path, tmp_path: Path) -> None:
     report = tmp_path / "report.html"
     said = triptych(
@@ -117,6 +118,7 @@ def test_the_goodput_is_found_between_two_rates_with_its_interval(config: Path, 
     assert report.read_text().count("Over time") == 2, "the runs at the goodput of each seed"
 
 
+@pytest.mark.extended
 def test_runs_of_a_seed_have_the_same_requests_at_every_rate_and_in_every_cluster(config: Path, tmp_path: Path) -> None:
     runs = []
     for number, placement in enumerate(("E:1,PD:1", "EPD:2")):
