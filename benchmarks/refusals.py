@@ -58,12 +58,13 @@ from triptych.runtime.parent import end_with_parent
 end_with_parent({os.getpid()})
 shedding.BEHIND_S = {_BEHIND_S}
 shedding.LATE_RECENT_S = shedding.RECENT_S
+shedding.LATE_COUNT = 1
 if hasattr(shedding, "Probing"):
     shedding.Probing.take = lambda probing, now_s: False
 runpy.run_module("triptych.services.gateway", run_name="__main__", alter_sys=True)
 """
 """A gateway that is behind only at a longer delay, as on a busy machine it would shed what it is to ask about, and that does not ask a router again
-whose refusal was late."""
+after one late refusal."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ of a refusal under overload. A request of priority ``SLOW`` is refused after ``S
 """
 
 import asyncio
-import random
 import sys
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
@@ -18,11 +17,10 @@ from triptych.domain.generation import ChatEvent
 from triptych.domain.instance import InstanceInfo, InstanceLoad, StageLoad
 from triptych.domain.stage import Role, Stage
 from triptych.rpc.server import RpcServer
-from triptych.runtime.clock import monotonic
-from triptych.runtime.offload import ThreadOffload
 from triptych.runtime.parent import end_with_parent
-from triptych.runtime.tasks import TaskScope
+from triptych.runtime.profiles import KnownProfiles
 from triptych.runtime.telemetry import Telemetry
+from triptych.runtime.world import real_world
 from triptych.services.router.membership import FixedMembership
 from triptych.services.router.record import RouterRecord
 from triptych.services.router.service import RouterService
@@ -71,22 +69,21 @@ class Refusing(RouterService):
 async def serve(port: int) -> None:
     """Until it is killed."""
     settings = RouterSettings(model=MODEL_DIR, instances=("idle:1",), port=port)
-    telemetry, offload = Telemetry(), ThreadOffload(1, name="prepare")
+    telemetry = Telemetry()
 
     def prepare(*_: object) -> Any:
         raise AssertionError("a request was admitted")
 
-    async with TaskScope("router") as scope:
+    async with real_world("router", "router", 1) as world:
         service = Refusing(
+            settings,
+            world,
             FixedMembership(settings.instances),
             lambda _: Idle(),
-            settings=settings,
             prepare=prepare,
-            offload=offload,
-            clock=monotonic,
-            scope=scope,
-            rng=random.SystemRandom(),
+            offload=world.threads(1, name="prepare"),
             record=RouterRecord(telemetry.metrics),
+            profiles=KnownProfiles(),
         )
         service.start()
         async with RpcServer(
