@@ -10,7 +10,8 @@
   growth. Then many streams at once.
 
 What fails is written with its seed, and the soak goes on with the next one. It also fails where memory, files, sockets, threads,
-shared memory or processes grow or are left. Half of a process's life is compared with the other half.
+shared memory or processes grow or are left. The least that a process has in the last third of its life is compared with that in the
+third before: memory swings by some 70 MiB as allocators keep and return it, and a leak raises its floor.
 """
 
 import argparse
@@ -66,7 +67,7 @@ LONG_SHARE = 0.25
 """Simulated minutes of the long simulation for one of the soak: it is to end in time on a busy machine too."""
 MIB = 1 << 20
 GROWTH = {"rss_mib": 32.0, "fds": 8, "sockets": 8, "threads": 2}
-"""By how much the second half of a process's life may have more than the first."""
+"""By how much the last third of a process's life may have more than the one before."""
 SIMULATED_GROWTH_MIB = 96.0
 """The same of a process that simulates clusters of any size."""
 TOLD_CHARS = 4000
@@ -193,16 +194,16 @@ def simulate(part: Part, duration_s: float, seed: int, minutes: float) -> None:
 
 
 def grown(part: Part, process: str, samples: Mapping[str, Sequence[float]], most: Mapping[str, float]) -> None:
-    """Compare the halves of a process's life, and record both."""
+    """Compare the last two thirds of a process's life, and record both."""
     row: dict[str, Any] = {"process": process, "samples": len(next(iter(samples.values())))}
     for name, values in samples.items():
-        half = len(values) // 2
-        if not half:
+        third = len(values) // 3
+        if not third:
             continue
-        before, after = max(values[:half]), max(values[half:])
+        before, after = min(values[third : 2 * third]), min(values[2 * third :])
         row |= {f"{name}_before": round(before, 1), f"{name}_after": round(after, 1)}
         if after > before + most[name]:
-            part.failed(f"{process} grows", f"{name}: {before:.1f} in the first half, {after:.1f} in the second")
+            part.failed(f"{process} grows", f"{name}: at least {before:.1f}, then {after:.1f}")
     part.figures["growth"].append(row)
 
 

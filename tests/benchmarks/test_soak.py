@@ -46,8 +46,9 @@ def test_a_simulation_that_fails_is_told_with_what_repeats_it(
 @pytest.mark.parametrize(("later", "fails"), [(40.0, False), (43.0, True)])
 def test_a_process_that_grows_fails(later: float, fails: bool) -> None:
     part = soak.Part("processes", figures={"growth": []})
-    soak.grown(part, "gateway-1", {"rss_mib": [9.0, 10.0, 11.0, later]}, soak.GROWTH)
+    samples = [9.0, 90.0, 10.0, 70.0, later, later + 70.0]
+    soak.grown(part, "gateway-1", {"rss_mib": samples}, soak.GROWTH)
     assert [failure["what"] for failure in part.failures] == ["gateway-1 grows"] * fails
     assert part.figures["growth"] == [
-        {"process": "gateway-1", "samples": 4, "rss_mib_before": 10.0, "rss_mib_after": later}
+        {"process": "gateway-1", "samples": 6, "rss_mib_before": 10.0, "rss_mib_after": later}
     ]
