@@ -15,6 +15,7 @@ from triptych.domain.tenant import Tenant
 from triptych.errors import ContextTooLong, InvalidMedia
 from triptych.families.base import Family, Placeholders, Span, as_in_request, filled_positions, refuse_unless, units_of
 from triptych.policy import admission
+from triptych.policy.sharding import ShardLimits, can_split
 from triptych.services.router.prepare import Prompted
 from triptych.workload.requests import TEMPLATE_TOKENS, Planned
 
@@ -176,7 +177,8 @@ class Shape:
 class Prompts:
     """Prompts of planned requests as counts. Those with the same items are prepared once."""
 
-    def __init__(self, family: Family, model: ModelInfo) -> None:
+    def __init__(self, family: Family, model: ModelInfo, limits: ShardLimits) -> None:
+        self._limits = limits
         self._prepare = PlannedPrepare(family)
         self._model = model
         self._shapes: dict[object, Shape] = {}
@@ -187,7 +189,7 @@ class Prompts:
         key = _media(planned)
         if (shape := self._shapes.get(key)) is None:
             prompted = self._prepared(number, replace(planned, text_tokens=0, output_tokens=1))
-            divides = any(len(item.units) > 1 for item in prompted.items)
+            divides = can_split(prompted.items, self._limits)
             shape = self._shapes[key] = Shape(prompted.items, len(prompted.token_ids), divides)
         return shape
 

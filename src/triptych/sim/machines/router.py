@@ -118,7 +118,7 @@ class SimRouter:
         self._nodes = nodes
         self._rng = rng
         self._policies = Policies.named(settings.policies)
-        self._prompts = Prompts(family, model)
+        self._prompts = Prompts(family, model, settings.shards)
         self._profiles = profiles
         self.machine = ClusterMachine(
             settings.cluster,

@@ -47,7 +47,7 @@ class QueueCluster:
         }
         self.router = QueueRouter(
             deployment.router,
-            Prompts(deployment.family, deployment.model),
+            Prompts(deployment.family, deployment.model, deployment.router.shards),
             self.instances,
             (self._encoders(), self._texts()),
             Expectations(
