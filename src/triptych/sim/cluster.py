@@ -291,10 +291,8 @@ class SimCluster:
         """What all processes share."""
         self._devices: dict[str, SharedDevice] = {}
         """By instances that share theirs."""
-        for role, count in deployment.sizes.items():
-            for number in range(1, count + 1):
-                name = f"{INSTANCE_NAMES[role]}-{number}"
-                self.nodes[name] = Node(name, role, self)
+        for name, role in deployment.instances.items():
+            self.nodes[name] = Node(name, role, self)
         self.access = ManagerAccess((MANAGER,) if deployment.is_managed else ())
         self.decisions: list[Decision] = []
         """What was started, stopped and switched, and why; times are the clock's."""

@@ -84,14 +84,21 @@ class Deployment:
     """Of undecoded images and frames, for their preparation."""
     faults: Sequence[Fault] = field(default=())
 
+    @property
+    def instances(self) -> Mapping[str, Role]:
+        """Roles of the instances at the start, by their names, in the order of ``sizes``."""
+        return {
+            f"{INSTANCE_NAMES[role]}-{number}": role
+            for role, count in self.sizes.items()
+            for number in range(1, count + 1)
+        }
+
     def topology(self) -> Topology:
         """Where the instances are of which there are so many from the beginning to the end."""
         topology = Topology(self.hosts)
-        for role, count in self.sizes.items():
+        for name, role in self.instances.items():
             kind = self.kinds[role]
-            for number in range(1, count + 1):
-                name = f"{INSTANCE_NAMES[role]}-{number}"
-                topology.enter(name, kind.devices, kind.link, kind.within_host, name)
+            topology.enter(name, kind.devices, kind.link, kind.within_host, name)
         return topology
 
     def neighbour(self, instance: str, role: Role) -> str:

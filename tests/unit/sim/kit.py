@@ -1,5 +1,6 @@
 """Deployments of engines with simple costs, for tests of the simulator."""
 
+import random
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from triptych.sim.network import LinkSpeed
 from triptych.sim.scenario import Deployment, InstanceKind
 from triptych.testing.fakes import FAKE_MODEL
 from triptych.testing.model import FakeFamily
+from triptych.workload.requests import Distribution, Mix, Plan, Size, synthetic
 
 FAMILY = FakeFamily(patch_px=28, max_tokens_per_item=4096, context_length=8192)
 ENCODE_S, ENCODE_TOKEN_S, PREPARE_S = 0.005, 0.0003, 0.01
@@ -30,6 +32,12 @@ PROFILES = {
 LINK = LinkSpeed(1e9, 0.0002)
 WITHIN_HOST = LinkSpeed(16e9, 0.00005)
 CONTROL_S = 0.0003
+IMAGE = Size(224, 224)
+MIX = Mix(Distribution.parse("0:0.3,1:0.4,3:0.3"), Distribution.parse("64,300"), Distribution.parse("1,20,60"), IMAGE)
+
+
+def plan(rate: float, requests: int, seed: int = 1, mix: Mix = MIX) -> Plan:
+    return synthetic(mix, rate=rate, duration_s=requests / rate, burstiness=1.0, rng=random.Random(seed))
 
 
 def deployment(

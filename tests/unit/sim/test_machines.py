@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import pytest
 
-from tests.unit.sim.kit import PROFILES, deployment
+from tests.unit.sim.kit import IMAGE, MIX, PROFILES, deployment, plan
 from triptych.domain.profile import Profile
 from triptych.domain.stage import ModelPart, Role, Stage
 from triptych.domain.timeline import Timeline
@@ -26,11 +26,9 @@ from triptych.sim.outcome import Outcome, Span
 from triptych.sim.scenario import Deployment, Fault
 from triptych.sim.shared_device import Sharing
 from triptych.workload.report import Record
-from triptych.workload.requests import Distribution, Mix, Plan, Size, synthetic
+from triptych.workload.requests import Distribution, Plan, Size
 
 TOLERANCE_S = 1e-9
-IMAGE = Size(224, 224)
-MIX = Mix(Distribution.parse("0:0.3,1:0.4,3:0.3"), Distribution.parse("64,300"), Distribution.parse("1,20,60"), IMAGE)
 PLACEMENTS: Mapping[str, tuple[Mapping[Role, int], float]] = {
     "E+PD": ({Role.E: 2, Role.PD: 1}, 20.0),
     "EPD": ({Role.EPD: 2}, 24.0),
@@ -42,10 +40,6 @@ PLACEMENTS: Mapping[str, tuple[Mapping[Role, int], float]] = {
 """Instances, and about how many requests of ``MIX`` they bear per second."""
 PREDICTED = {"policies": {"encoder_routing": "predicted", "text_routing": "predicted"}}
 RANDOM = {"policies": {"encoder_routing": "power-of-two", "text_routing": "power-of-two"}}
-
-
-def plan(rate: float, requests: int, seed: int = 1, mix: Mix = MIX) -> Plan:
-    return synthetic(mix, rate=rate, duration_s=requests / rate, burstiness=1.0, rng=random.Random(seed))
 
 
 def uneven(cluster: Deployment) -> Deployment:

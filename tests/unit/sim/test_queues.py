@@ -15,11 +15,14 @@ from tests.unit.sim.kit import (
     CONTROL_S,
     ENCODE_S,
     ENCODE_TOKEN_S,
+    IMAGE,
+    MIX,
     PREPARE_S,
     PROFILES,
     PROMPT_TOKEN_S,
     STEP_S,
     deployment,
+    plan,
 )
 from triptych.domain.queue_position import QueuePosition
 from triptych.domain.stage import ModelPart, Role, Stage
@@ -31,10 +34,8 @@ from triptych.sim.queues import run as queues
 from triptych.sim.queues.line import Line
 from triptych.sim.scenario import Deployment, Fault
 from triptych.workload.report import Objectives, percentile
-from triptych.workload.requests import Distribution, Mix, Plan, Planned, Size, synthetic
+from triptych.workload.requests import Plan, Planned, Size
 
-IMAGE = Size(224, 224)
-MIX = Mix(Distribution.parse("0:0.3,1:0.4,3:0.3"), Distribution.parse("64,300"), Distribution.parse("1,20,60"), IMAGE)
 PLACEMENTS: Mapping[str, tuple[Mapping[Role, int], float]] = {
     "E+PD": ({Role.E: 4, Role.PD: 2}, 40.0),
     "EPD": ({Role.EPD: 3}, 36.0),
@@ -44,10 +45,6 @@ PLACEMENTS: Mapping[str, tuple[Mapping[Role, int], float]] = {
     "all": (dict.fromkeys(Role, 1), 60.0),
 }
 """Instances, and about how many requests of ``MIX`` they bear per second."""
-
-
-def plan(rate: float, requests: int, seed: int = 1, mix: Mix = MIX) -> Plan:
-    return synthetic(mix, rate=rate, duration_s=requests / rate, burstiness=1.0, rng=random.Random(seed))
 
 
 def latencies(outcome: Outcome) -> tuple[list[float], list[float]]:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from random import Random
 
 from triptych.domain.instance import InstanceInfo, InstanceLoad, ServedPart, StageLoad, TransportOffer
-from triptych.domain.stage import INSTANCE_NAMES, ModelPart, Role, Stage
+from triptych.domain.stage import ModelPart, Role, Stage
 from triptych.engine.delay import kv_memory
 from triptych.machine.arena.arena import ArenaMachine
 from triptych.machine.text.counted_batch import CountedBatch
@@ -228,14 +228,9 @@ class MachineCluster:
         self.agenda = Agenda()
         self.holders: dict[str, SimArena] = {}
         """What instances hold for others, by their names."""
-        roles = {
-            f"{INSTANCE_NAMES[role]}-{number}": role
-            for role, count in deployment.sizes.items()
-            for number in range(1, count + 1)
-        }
         self.topology = deployment.topology()
         self.links = TimedLinks(self.topology, self.agenda)
-        self.nodes = {name: SimNode(name, role, self) for name, role in roles.items()}
+        self.nodes = {name: SimNode(name, role, self) for name, role in deployment.instances.items()}
         """By name."""
         profiles = KnownProfiles(
             {

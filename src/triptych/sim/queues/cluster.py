@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from random import Random
 
-from triptych.domain.stage import INSTANCE_NAMES, ModelPart, Role, Stage
+from triptych.domain.stage import ModelPart, Role, Stage
 from triptych.engine.delay import kv_memory
 from triptych.policy.costs import Costs
 from triptych.policy.placement.pool import Pool
@@ -26,16 +26,11 @@ class QueueCluster:
     """All instances and a router, from time 0 on."""
 
     def __init__(
-        self, deployment: Deployment, seed: int, over: Callable[[Request, str, float], None], *, keeps_spans: bool
+        self, deployment: Deployment, seed: int, on_end: Callable[[Request, str, float], None], *, keeps_spans: bool
     ) -> None:
-        """``over``: as of ``QueueRouter``."""
+        """``on_end``: as of ``QueueRouter``."""
         self.agenda = Agenda()
         self._deployment = deployment
-        names = sorted(
-            (f"{INSTANCE_NAMES[role]}-{number}", role)
-            for role, count in deployment.sizes.items()
-            for number in range(1, count + 1)
-        )
         self.transfers = Transfers(deployment.topology(), self.agenda, control_s=deployment.control_s)
         costs = {
             role: {part: Costs(profile) for part, profile in deployment.kinds[role].profiles.items()}
@@ -43,7 +38,7 @@ class QueueCluster:
         }
         self.instances = {
             name: self._instance(name, role, costs[role], Activity(name, keeps_spans=keeps_spans))
-            for name, role in names
+            for name, role in sorted(deployment.instances.items())
         }
         self.router = QueueRouter(
             deployment.router,
@@ -58,7 +53,7 @@ class QueueCluster:
             self.transfers,
             self.agenda,
             Random(f"{seed}/router"),  # noqa: S311 - nobody is to be kept out
-            over,
+            on_end,
             kv_tokens=max(instance.kv_tokens for instance in self._serving(Stage.DECODE)),
             control_s=deployment.control_s,
         )

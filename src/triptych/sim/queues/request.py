@@ -127,7 +127,6 @@ class Visit:
         "computed",
         "copied",
         "end_step",
-        "hands_over",
         "has_place",
         "holds_nbytes",
         "is_over",
@@ -139,9 +138,10 @@ class Visit:
         "request",
         "sent",
         "text",
+        "transfers_kv",
     )
 
-    def __init__(self, request: Request, text: "Instance", position: QueuePosition, *, hands_over: bool) -> None:
+    def __init__(self, request: Request, text: "Instance", position: QueuePosition, *, transfers_kv: bool) -> None:
         self.request = request
         self.text = text
         self.position = position
@@ -149,7 +149,7 @@ class Visit:
         self.limit = request.planned.output_tokens
         self.begun = 0 if request.prefiller is None else 1
         """Tokens of the answer that it comes with."""
-        self.hands_over = hands_over
+        self.transfers_kv = transfers_kv
         """It goes on elsewhere once it has a token."""
         self.computed = 0
         """Of the prompt, and of ``begun``."""
@@ -168,7 +168,7 @@ class Visit:
         self.copied = 0
         """Positions whose keys and values are copied out, or are about to be."""
         self.offered: int = 0
-        """Positions whose keys and values it hands over; others are computed again."""
+        """Positions whose keys and values it exports; others are computed again."""
         self.arrives = request.prefiller is not None and request.prefiller.offered > 0
         """Keys and values of its prompt are yet to come."""
         self.holds_nbytes = 0

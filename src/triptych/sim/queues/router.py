@@ -42,13 +42,13 @@ class QueueRouter:
         transfers: Transfers,
         agenda: Agenda,
         rng: Random,
-        over: Callable[[Request, str, float], None],
+        on_end: Callable[[Request, str, float], None],
         *,
         kv_tokens: int,
         control_s: float,
     ) -> None:
         """``pools``: of encoders, and of those that prefill. ``kv_tokens``: most that an instance can hold for a request.
-        ``over`` is told of each request that has ended: its error if there is one, and when the router has the last of it.
+        ``on_end`` is told of each request that has ended: its error if there is one, and when the router has the last of it.
         """
         self._settings = settings
         self._policies = Policies.named(settings.policies)
@@ -59,7 +59,7 @@ class QueueRouter:
         self._transfers = transfers
         self._agenda = agenda
         self._rng = rng
-        self._over = over
+        self._on_end = on_end
         self._kv_tokens = kv_tokens
         self._control_s = control_s
         self._answers = ExpectedOutput()
@@ -78,7 +78,7 @@ class QueueRouter:
             if instance.encoder is not None:
                 instance.encoder.encoded = self.encoded
             if instance.text is not None:
-                instance.text.answers = self
+                instance.text.router = self
 
     # --- arrivals ----------------------------------------------------------------------------------------------------
 
@@ -256,7 +256,7 @@ class QueueRouter:
             return True
         (self._texts.answers if continues else self._texts).turn += 1
         instance = self._instances[place.name]
-        visit = request.visit = Visit(request, instance, request.position, hands_over=place.transfers_kv)
+        visit = request.visit = Visit(request, instance, request.position, transfers_kv=place.transfers_kv)
         if place.transfers_kv:
             self._promised_kv_tokens += request.kv_tokens
             instance.give_request(request.prompt_tokens, 0, 1, 0)
@@ -300,7 +300,7 @@ class QueueRouter:
         assert visit.text.text is not None  # noqa: S101 - as above
         visit.text.text.enter(visit)
 
-    # --- as ``Answers`` ----------------------------------------------------------------------------------------------
+    # --- as ``RequestListener`` --------------------------------------------------------------------------------------
 
     def first_token(self, visit: Visit, at_s: float, *, in_first_step: bool) -> None:
         """A message says first that it has begun, then another one brings the token."""
@@ -328,12 +328,12 @@ class QueueRouter:
     def _given(self, visit: Visit) -> tuple[int, int]:
         """What the instance was given of it beside its prompt: tokens to decode, and KV memory."""
         request = visit.request
-        if not visit.hands_over:
+        if not visit.transfers_kv:
             return request.answer_tokens, request.kv_tokens
         self._promised_kv_tokens -= request.kv_tokens
         return 0, 0
 
-    def handed_over(self, visit: Visit, at_s: float) -> None:
+    def exported(self, visit: Visit, at_s: float) -> None:
         """The router learns of it once it has the first token."""
         visit.request.prefiller, visit.request.visit = visit, None
         self._agenda.at(max(at_s, visit.came_s) + self._control_s, self._goes_on, visit)
@@ -346,7 +346,7 @@ class QueueRouter:
         if self._for_texts:
             self._serve_texts()
 
-    def taken_over(self, visit: Visit) -> None:
+    def imported(self, visit: Visit) -> None:
         request = visit.request
         if request.prefiller is not None:
             self._free(request.prefiller)
@@ -361,7 +361,7 @@ class QueueRouter:
     def _end(self, request: Request, error: TriptychError | None, at_s: float | None = None) -> None:
         reason = "" if error is None else f"HTTP {error.http_status}"
         self._forget(request)
-        self._over(request, reason, self._agenda.now_s if at_s is None else at_s)
+        self._on_end(request, reason, self._agenda.now_s if at_s is None else at_s)
 
     def _forget(self, request: Request) -> None:
         request.is_over = True
@@ -379,7 +379,7 @@ class QueueRouter:
             _, request, is_callers = deadlines.popleft()
             if not request.is_over:
                 self._give_up(request)
-                self._over(request, "timeout" if is_callers else "HTTP 504", now_s)
+                self._on_end(request, "timeout" if is_callers else "HTTP 504", now_s)
         if deadlines:
             self._agenda.at(deadlines[0][0], self._pass_deadlines)
 

@@ -37,7 +37,7 @@ class _Run:
     def __init__(
         self, deployment: Deployment, plan: Plan, seed: int, timeout_s: float, note: Note, *, keeps_spans: bool
     ) -> None:
-        self.cluster = QueueCluster(deployment, seed, self._over, keeps_spans=keeps_spans)
+        self.cluster = QueueCluster(deployment, seed, self._on_end, keeps_spans=keeps_spans)
         self._plan = plan
         self._seed = seed
         self._timeout_s = timeout_s
@@ -63,14 +63,14 @@ class _Run:
         try:
             self.cluster.router.admit(request, self._timeout_s)
         except TriptychError as error:
-            self._over(request, f"HTTP {error.http_status}", agenda.now_s)
+            self._on_end(request, f"HTTP {error.http_status}", agenda.now_s)
 
     def _sample(self) -> None:
         agenda = self.agenda
         self._sampler.sample(self.cluster.instances.values(), agenda.now_s, agenda.now_s)
         agenda.after(self._sampler.every_s, self._sample)
 
-    def _over(self, request: Request, error: str, at_s: float) -> None:
+    def _on_end(self, request: Request, error: str, at_s: float) -> None:
         """A client has all that it gets, once what the router has at this time is there."""
         planned, back_s = request.planned, self._hops_s - request.planned.arrival_s
         prompt_tokens, tokens = (0, 0) if error else (request.prompt_tokens, planned.output_tokens)

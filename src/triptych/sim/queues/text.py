@@ -32,7 +32,7 @@ _SEGMENTS = 4
 """Segments of keys and values of a request that are pulled or wait to be copied in, at most."""
 
 
-class Answers(Protocol):
+class RequestListener(Protocol):
     """Who is told how requests get on, as it happens."""
 
     def first_token(self, visit: Visit, at_s: float, *, in_first_step: bool) -> None:
@@ -43,11 +43,11 @@ class Answers(Protocol):
         """It has its last token."""
         ...
 
-    def handed_over(self, visit: Visit, at_s: float) -> None:
+    def exported(self, visit: Visit, at_s: float) -> None:
         """All its keys and values can be pulled."""
         ...
 
-    def taken_over(self, visit: Visit) -> None:
+    def imported(self, visit: Visit) -> None:
         """All keys and values that it goes on with have come."""
         ...
 
@@ -71,7 +71,7 @@ class QueueText:
         turns: DeviceTurns | None = None,
         budget: ImageBudget | None = None,
     ) -> None:
-        """``kv``: positions of KV memory, and their kind. ``arena_nbytes``: for those that are handed over. ``encoder``: of an instance that encodes as well, in ``turns`` with the batch."""
+        """``kv``: positions of KV memory, and their kind. ``arena_nbytes``: for those that are exported. ``encoder``: of an instance that encodes as well, in ``turns`` with the batch."""
         options = settings.engine_options
         self._name = name
         self._costs = costs
@@ -83,8 +83,8 @@ class QueueText:
         """Most that is pulled from one holder at the same time."""
         self._agenda = agenda
         self._activity = activity
-        self.answers: Answers
-        """Its router, which sets it."""
+        self.router: RequestListener
+        """The router, which sets it."""
         self._transfers = transfers
         self._encoder = encoder
         self._turns = turns
@@ -94,7 +94,7 @@ class QueueText:
         self.visits = 0
         """Requests that have come and have not left."""
         self._arena_nbytes = self._room_nbytes = arena_nbytes
-        """Memory for keys and values that are handed over, and what is free of it."""
+        """Memory for keys and values that are exported, and what is free of it."""
         self._for_room: Line[Visit] = Line()
         self._line: Line[Visit] = Line()
         """For a place in the batch."""
@@ -130,7 +130,7 @@ class QueueText:
         """A request has come, with its embeddings."""
         if visit.is_over:
             return
-        if not visit.hands_over:
+        if not visit.transfers_kv:
             self._join(visit)
             return
         visit.offered = visit.prompt_tokens
@@ -147,7 +147,7 @@ class QueueText:
             self._join(visit)
 
     def _admit(self) -> None:
-        """Those that wait for room for what they will hand over, as far as there is some."""
+        """Those that wait for room for what they will export, as far as there is some."""
         now_s = self._agenda.now_s
         while (visit := self._for_room.first(now_s)) is not None and visit.holds_nbytes <= self._room_nbytes:
             self._for_room.remove(visit)
@@ -155,7 +155,7 @@ class QueueText:
             self._join(visit)
 
     def free_room(self, visit: Visit) -> None:
-        """What it hands over is pulled, or not wanted any more."""
+        """What it exports is pulled, or not wanted any more."""
         self._room_nbytes += visit.holds_nbytes
         visit.holds_nbytes = 0
         self._admit()
@@ -385,21 +385,21 @@ class QueueText:
         if in_first_step:
             visit.joined_s = began_s
         if visit.arrives:
-            self._agenda.soon(self.between, 0, partial(self._take_over, visit))
+            self._agenda.soon(self.between, 0, partial(self._import, visit))
             return
         if not visit.left:
             visit.sent += 1
             if not visit.begun:
-                self.answers.first_token(visit, now_s, in_first_step=in_first_step)
+                self.router.first_token(visit, now_s, in_first_step=in_first_step)
             if visit.sent >= visit.limit:
                 self._end(visit, now_s)
-            elif not visit.hands_over:
+            elif not visit.transfers_kv:
                 self._decoding += 1
                 self._context_tokens += visit.prompt_tokens + visit.sent
                 visit.end_step = self._steps + visit.limit - visit.sent
                 heappush(self._ends, (visit.end_step, next(self._numbers), visit))
-        if visit.hands_over and visit.has_place:
-            self._hand_over(visit)
+        if visit.transfers_kv and visit.has_place:
+            self._export(visit)
 
     def _advance(self, steps: int, now_s: float) -> None:
         """So many steps of decoding have ended, and with the last of them some answers."""
@@ -419,7 +419,7 @@ class QueueText:
         self._give_back(visit)
         if visit.holds_nbytes:
             self.free_room(visit)
-        self.answers.ended(visit, now_s)
+        self.router.ended(visit, now_s)
 
     def _run_steps(self) -> None:
         """Make many steps that only decode, at most until the first answer ends."""
@@ -460,24 +460,24 @@ class QueueText:
 
     # --- going on elsewhere ------------------------------------------------------------------------------------------
 
-    def _hand_over(self, visit: Visit) -> None:
+    def _export(self, visit: Visit) -> None:
         """Copy out the keys and values of segments that are computed."""
         size = self.kv_kind.segment_tokens
         computed = min(visit.offered, visit.computed if not visit.left else visit.computed // size * size)
         positions, visit.copied = computed - visit.copied, computed
         is_last = not visit.left
         if positions or is_last:
-            self.between(positions, partial(self._handed_over, visit) if is_last else _nothing)
+            self.between(positions, partial(self._exported, visit) if is_last else _nothing)
 
-    def _handed_over(self, visit: Visit) -> None:
+    def _exported(self, visit: Visit) -> None:
         if visit.is_over:
             return
         visit.is_over = True
         self.visits -= 1
         self._give_back(visit)
-        self.answers.handed_over(visit, self._agenda.now_s)
+        self.router.exported(visit, self._agenda.now_s)
 
-    def _take_over(self, visit: Visit) -> None:
+    def _import(self, visit: Visit) -> None:
         """Begin to bring keys and values of its prompt: some are pulled while others are copied in between steps."""
         if not visit.is_over and visit.request.prefiller is not None:
             _Import(visit, visit.request.prefiller, self).more()
@@ -488,13 +488,13 @@ class QueueText:
         delay_s = self._transfers.delay_s(self._name, holders)
         self._agenda.after(delay_s, self._transfers.pull, self._name, holders, then)
 
-    def taken_over(self, visit: Visit) -> None:
+    def imported(self, visit: Visit) -> None:
         """All that it goes on with has come."""
         if not visit.is_over:
             assert visit.request.prefiller is not None  # noqa: S101 - as it has brought something
             visit.arrives, visit.computed = False, visit.request.prefiller.offered
             self._prompting.append(visit)
-            self.answers.taken_over(visit)
+            self.router.imported(visit)
 
 
 class _Import:
@@ -535,7 +535,7 @@ class _Import:
             self._pull()
             self._copy()
         else:
-            self._text.taken_over(self._visit)
+            self._text.imported(self._visit)
 
     def _pull(self) -> None:
         if self._wanted and not self._is_pulling:
