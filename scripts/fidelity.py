@@ -11,7 +11,8 @@ from scripts.generated import ROOT, run
 from scripts.results import RESULTS, joined, shown
 
 PAGE = ROOT / "docs" / "fidelity.md"
-FILES = ("fidelity-amd-epyc", "fidelity-mixes-amd-epyc", "fidelity-vllm-amd-epyc")
+FILES = ("fidelity-mixes-amd-epyc", "fidelity-vllm-amd-epyc", "fidelity-amd-epyc", "fidelity-50m-amd-epyc")
+"""The records, the oldest first. Each model and mix is shown as the newest record with it has it."""
 Json = Mapping[str, Any]
 
 MARK = "<!-- From here on written by scripts/fidelity.py from benchmarks/results; `make lint` compares. -->"
@@ -21,7 +22,7 @@ FIGURES = ("ttft p50", "ttft p90", "ttft p99", "tpot p50", "tpot p90", "tpot p99
 
 
 def page() -> str:
-    records = [json.loads((RESULTS / f"{name}.json").read_text()) for name in FILES]
+    records = newest([json.loads((RESULTS / f"{name}.json").read_text()) for name in FILES])
     every = {
         key: [row for record in records for row in record[key]] for key in ("cells", "goodput", "orders", "drifts")
     }
@@ -40,6 +41,36 @@ def page() -> str:
     parts += ["## Order of placements", "\n".join(orders(every["orders"]))]
     parts += ["## Not run", not_run(records) or "None."]
     return "\n\n".join(parts) + "\n"
+
+
+def newest(records: Sequence[Json]) -> list[Json]:
+    """The records without what a later one has of the same model and mix."""
+    found: list[Json] = []
+    later: set[tuple[str, str]] = set()
+    for record in reversed(records):
+        shown_here = {(cell["model"], cell["mix"]) for cell in record["cells"]} - later
+        later |= shown_here
+        rows = {
+            key: [row for row in record[key] if (row["model"], row["mix"]) in shown_here]
+            for key in ("cells", "goodput", "orders")
+        }
+        named = {
+            key: [row for row in record[key] if _place(row["cell"] if key == "drifts" else row) in shown_here]
+            for key in ("drifts", "not_run")
+        }
+        models = {
+            model: known | {"capacity": {mix: rate for mix, rate in known["capacity"].items() if (model, mix) in shown_here}}
+            for model, known in record["models"].items()
+            if any(model == name for name, _ in shown_here)
+        }
+        found.insert(0, {**rows, **named, "models": models})
+    return found
+
+
+def _place(cell: str) -> tuple[str, str]:
+    """Model and mix of a cell's name."""
+    model, _, mix, _ = cell.split(", ")
+    return model, mix
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[object]], left: int = 1) -> Iterator[str]:
