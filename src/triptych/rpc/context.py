@@ -1,12 +1,13 @@
 """Metadata of every call: the request id and the trace context."""
 
+import re
 from collections.abc import Iterable
 
 from triptych.runtime import tracing
 from triptych.runtime.logs import request_id
 
 REQUEST_ID = "x-request-id"
-_MAX_ID_CHARS = 128
+_ID = re.compile(r"[ -~]{1,128}")
 
 Pairs = tuple[tuple[str, str], ...]
 
@@ -14,7 +15,7 @@ Pairs = tuple[tuple[str, str], ...]
 def outgoing(of_request: str = "") -> Pairs:
     """Metadata for a new call; ``of_request`` is the request id if the message itself names it."""
     current = of_request or request_id.get()
-    own_pairs: Pairs = ((REQUEST_ID, current),) if _is_id(current) else ()
+    own_pairs: Pairs = ((REQUEST_ID, current),) if _ID.fullmatch(current) else ()
     span = tracing.current()
     return own_pairs if span is None else (*own_pairs, *span.headers().items())
 
@@ -23,10 +24,6 @@ def incoming(metadata: Iterable[tuple[str, str | bytes]] | None) -> dict[str, st
     """The relevant metadata of a call; an invalid request id is left out."""
     pairs: dict[str, str] = {}
     for key, value in metadata or ():
-        if key in tracing.HEADERS or (key == REQUEST_ID and _is_id(value)):
+        if key in tracing.HEADERS or (key == REQUEST_ID and isinstance(value, str) and _ID.fullmatch(value)):
             pairs[key] = str(value)
     return pairs
-
-
-def _is_id(value: str | bytes) -> bool:
-    return isinstance(value, str) and 0 < len(value) <= _MAX_ID_CHARS and value.isascii() and value.isprintable()

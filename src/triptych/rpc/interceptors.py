@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 from triptych import errors
 from triptych.rpc.authorization import Authorization
 from triptych.rpc.observer import CallObserver
+from triptych.runtime.clock import monotonic
 from triptych.wire.decode import OWN_SERVICES, REQUESTS
 from triptych.wire.status import Status, error_to_status
 
@@ -56,7 +57,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         return wrapped
 
     def _wrap(self, handler: "Handler", method: str) -> "Handler":
-        observer = self._observer
+        observed = self._observer.of(method)
         is_own = method.startswith(OWN_SERVICES)
         decode = REQUESTS[method] if is_own else _standard(handler.request_deserializer)
         check = self._authorization.check_of(method) if is_own else None  # standard services are for everyone
@@ -68,7 +69,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             )
 
             async def stream(request: Any, context: Context) -> AsyncGenerator[Any]:
-                call = observer.begin(method, context.invocation_metadata())
+                began_s, code = monotonic(), "CANCELLED"
+                span = observed.begin(context.invocation_metadata())
                 try:
                     if check is not None:
                         check(context)
@@ -79,14 +81,14 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
                         async with aclosing(answers):
                             async for answer in answers:
                                 yield answer
-                    call.code = "OK"
+                    code = "OK"
                 except Exception as error:  # noqa: BLE001 - the boundary of the process
-                    call.code = "UNKNOWN"  # what we record if a standard service sets its own status
+                    code = "UNKNOWN"  # what we record if a standard service sets its own status
                     status = _status(error, method)
-                    call.code = status.grpc_code
+                    code = status.grpc_code
                     await _abort(context, status)
                 finally:
-                    call.end()
+                    observed.end(code, began_s, span)
 
             if streaming:  # its requests are decoded as they come
                 return grpc.stream_stream_rpc_method_handler(stream, decode, handler.response_serializer)
@@ -94,20 +96,21 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         inner = cast("Callable[[Any, Context], Awaitable[Any]]", handler.unary_unary)
 
         async def unary(request: bytes, context: Context) -> object:
-            call = observer.begin(method, context.invocation_metadata())
+            began_s, code = monotonic(), "CANCELLED"
+            span = observed.begin(context.invocation_metadata())
             try:
                 if check is not None:
                     check(context)
                 answer = await inner(decode(request), context)
-                call.code = "OK"
+                code = "OK"
                 return answer  # noqa: TRY300 - only a returned answer counts as OK
             except Exception as error:  # noqa: BLE001 - the boundary of the process
-                call.code = "UNKNOWN"  # what we record if a standard service sets its own status
+                code = "UNKNOWN"  # what we record if a standard service sets its own status
                 status = _status(error, method)
-                call.code = status.grpc_code
+                code = status.grpc_code
                 await _abort(context, status)
             finally:
-                call.end()
+                observed.end(code, began_s, span)
 
         return grpc.unary_unary_rpc_method_handler(unary, None, handler.response_serializer)
 

@@ -18,7 +18,7 @@ _ENTRY_POINTS = frozenset({"/triptych.v1.Router/Chat", "/triptych.v1.Router/Toke
 
 
 class CallObserver:
-    """``begin`` and ``Call.end`` enclose each call, in the call's own task."""
+    """What observes the calls of a server, by method."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._tracing = telemetry.tracing
@@ -31,77 +31,59 @@ class CallObserver:
         self._ended = telemetry.metrics.counter(
             "triptych_rpc_server_streams_ended", "Such streams that have ended, by status", ("method", "code")
         )
-        self._methods: dict[str, _Timed | _Lasting] = {}
 
-    def begin(self, method: str, metadata: Iterable[tuple[str, str | bytes]] | None) -> "Call":
+    def of(self, method: str) -> "ObservedMethod":
         """``method`` must be one of the server's, as it becomes a label."""
-        carrier = incoming(metadata)
-        logs.request_id.set(carrier.get(REQUEST_ID, ""))
-        span: tracing.Span | None = None
-        if self._tracing is not None and _is_traced(method, carrier):
-            span = self._tracing.serve(method.rsplit(".", 1)[-1], carrier)
-            tracing.enter(span)
-        measured = self._methods.get(method) or self._measured(method)
-        if isinstance(measured, _Lasting):
-            measured.begin()
-        return Call(measured, span)
-
-    def _measured(self, method: str) -> "_Timed | _Lasting":
-        name = method.rsplit(".", 1)[-1]
-        lasts = method.endswith(_LASTING)
-        measured = _Lasting(self._open.labels(name), self._ended, name) if lasts else _Timed(self._seconds, name)
-        self._methods[method] = measured
-        return measured
+        if method.endswith(_LASTING):
+            return _LastingMethod(method, self._tracing, self._seconds, self._open, self._ended)
+        return ObservedMethod(method, self._tracing, self._seconds)
 
 
-def _is_traced(method: str, carrier: dict[str, str]) -> bool:
-    belongs = tracing.HEADERS[0] in carrier or method in _ENTRY_POINTS
-    return belongs and not method.endswith(_LASTING + _HOUSEKEEPING)
+class ObservedMethod:
+    """A method whose calls are timed: ``begin`` and ``end`` enclose each call, in the call's own task."""
 
-
-class _Timed:
-    """A method whose calls are timed."""
-
-    def __init__(self, seconds: Histogram, name: str) -> None:
+    def __init__(self, method: str, traces: tracing.Tracing | None, seconds: Histogram) -> None:
+        self.name = method.rsplit(".", 1)[-1]
+        self._traces = None if method.endswith(_LASTING + _HOUSEKEEPING) else traces
+        self._is_entry_point = method in _ENTRY_POINTS
         self._seconds = seconds
-        self._name = name
         self._by_code: dict[str, Histogram] = {}
 
-    def end(self, code: str, seconds: float) -> None:
+    def begin(self, metadata: Iterable[tuple[str, str | bytes]] | None) -> tracing.Span | None:
+        """Returns the call's span, if it is traced."""
+        carrier = incoming(metadata)
+        logs.request_id.set(carrier.get(REQUEST_ID, ""))
+        if self._traces is None or not (self._is_entry_point or tracing.HEADERS[0] in carrier):
+            return None
+        span = self._traces.serve(self.name, carrier)
+        tracing.enter(span)
+        return span
+
+    def end(self, code: str, began_s: float, span: tracing.Span | None) -> None:
+        """Note how a call ended that began at ``began_s`` on the monotonic clock."""
         child = self._by_code.get(code)
         if child is None:
-            child = self._by_code[code] = self._seconds.labels(self._name, code)
-        child.observe(seconds)
+            child = self._by_code[code] = self._seconds.labels(self.name, code)
+        child.observe(monotonic() - began_s)
+        if span is not None:
+            span.end("" if code == "OK" else code)
 
 
-class _Lasting:
-    """A method whose calls last as long as their client."""
+class _LastingMethod(ObservedMethod):
+    """A method whose calls last as long as their client: they are counted."""
 
-    def __init__(self, open_: Gauge, ended: Counter, name: str) -> None:
+    def __init__(
+        self, method: str, traces: tracing.Tracing | None, seconds: Histogram, open_: Gauge, ended: Counter
+    ) -> None:
+        super().__init__(method, traces, seconds)
         self._open = open_
         self._ended = ended
-        self._name = name
 
-    def begin(self) -> None:
-        self._open.inc()
+    def begin(self, metadata: Iterable[tuple[str, str | bytes]] | None) -> tracing.Span | None:
+        self._open.labels(self.name).inc()
+        return super().begin(metadata)
 
-    def end(self, code: str, _: float) -> None:
-        self._open.dec()
-        self._ended.labels(self._name, code).inc()
-
-
-class Call:
-    """Running call. Its code stays CANCELLED unless another is set."""
-
-    __slots__ = ("_began_s", "_measured", "_span", "code")
-
-    def __init__(self, measured: _Timed | _Lasting, span: tracing.Span | None) -> None:
-        self._measured = measured
-        self._span = span
-        self._began_s = monotonic()
-        self.code = "CANCELLED"
-
-    def end(self) -> None:
-        self._measured.end(self.code, monotonic() - self._began_s)
-        if self._span is not None:
-            self._span.end("" if self.code == "OK" else self.code)
+    def end(self, code: str, began_s: float, span: tracing.Span | None) -> None:
+        del began_s, span
+        self._open.labels(self.name).dec()
+        self._ended.labels(self.name, code).inc()

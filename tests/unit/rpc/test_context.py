@@ -8,6 +8,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from triptych.rpc.context import REQUEST_ID, incoming, outgoing
 from triptych.rpc.observer import CallObserver
 from triptych.runtime import logs, tracing
+from triptych.runtime.clock import monotonic
 from triptych.runtime.telemetry import Telemetry
 from triptych.runtime.tracing import Tracing
 
@@ -34,13 +35,13 @@ def test_binary_metadata_is_not_a_request_id() -> None:
 
 async def test_a_call_propagates_the_request_id_and_trace_of_its_caller() -> None:
     telemetry = Telemetry(tracing=Tracing(TracerProvider()))
-    observer = CallObserver(telemetry)
+    observed = CallObserver(telemetry).of("/triptych.v1.Encoder/Encode")
 
     async def call() -> dict[str, str]:
-        observed = observer.begin("/triptych.v1.Encoder/Encode", [(REQUEST_ID, "r-1"), ("traceparent", TRACEPARENT)])
+        began_s = monotonic()
+        span = observed.begin([(REQUEST_ID, "r-1"), ("traceparent", TRACEPARENT)])
         handed_on = dict(outgoing())
-        observed.code = "OK"
-        observed.end()
+        observed.end("OK", began_s, span)
         return handed_on
 
     handed_on = await in_separate_task(call())
@@ -59,7 +60,7 @@ async def test_background_calls_and_watches_start_no_trace() -> None:
     observer = CallObserver(Telemetry(tracing=Tracing(TracerProvider())))
 
     async def span_of(method: str, *metadata: tuple[str, str]) -> tracing.Span | None:
-        observer.begin(method, metadata)
+        observer.of(method).begin(metadata)
         return tracing.current()
 
     traced = {
@@ -74,10 +75,13 @@ async def test_background_calls_and_watches_start_no_trace() -> None:
 def test_streams_that_last_are_counted_and_not_timed() -> None:
     telemetry = Telemetry()
     observer = CallObserver(telemetry)
-    observer.begin("/triptych.v1.Encoder/Encode", ()).end()
-    calls = [observer.begin(f"/triptych.v1.PoolManager/{method}", ()) for method in ("Attend", "Attend", "Watch")]
-    calls[0].code = "UNAVAILABLE"
-    calls[0].end()
+    encode, attend, watch = (
+        observer.of(f"/triptych.v1.{name}") for name in ("Encoder/Encode", "PoolManager/Attend", "PoolManager/Watch")
+    )
+    for method in (encode, attend, attend, watch):
+        method.begin(())
+    encode.end("CANCELLED", 0.0, None)
+    attend.end("UNAVAILABLE", 0.0, None)
     rendered = telemetry.metrics.render().decode()
     assert 'triptych_rpc_server_streams{method="PoolManager/Attend"} 1.0' in rendered
     assert 'triptych_rpc_server_streams{method="PoolManager/Watch"} 1.0' in rendered
