@@ -7,7 +7,7 @@ share a message, and so do answers.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import TypeAlias, TypeVar
 
@@ -119,9 +119,11 @@ class _Stream:
         return bool(self._calls)
 
     def start(self, start: calls_pb2.StartCall) -> "_Call":
+        """Not once it has ended."""
         self._last += 1
         call = self._calls[self._last] = _Call(self, self._last, start.timeout_s)
-        self._send(calls_pb2.CallRequest(call=call.number, start=start))
+        self._unsent[call.number] = calls_pb2.CallRequest(call=call.number, start=start)
+        self._wanted.set()
         return call
 
     def cancel(self, number: int) -> None:
@@ -154,7 +156,7 @@ class _Stream:
             stream.cancel()
             self._unsent.clear()
             for call in self._calls.values():
-                call.take((), has_ended=True, error=fail())
+                call.fail(fail())
             self._calls.clear()
 
     async def _read(self, stream: "_GrpcStream") -> Callable[[], errors.TriptychError]:
@@ -163,8 +165,10 @@ class _Stream:
             while isinstance(message := await stream.read(), calls_pb2.CallAnswers):
                 for number, answer in enumerate(message.answers, 1):
                     if (call := self._calls.get(answer.call)) is not None:
-                        has_ended = answer.HasField("end")
-                        call.take(answer.messages, has_ended=has_ended, error=self._over(answer) if has_ended else None)
+                        call.take(answer)
+                        if call.has_ended:
+                            del self._calls[answer.call]
+                            self._unsent.pop(answer.call, None)
                     if number % limits.MOST_AT_ONCE == 0:
                         await asyncio.sleep(0)
         except grpc.aio.AioRpcError as raised:
@@ -177,17 +181,6 @@ class _Stream:
                 raise
             return _closed  # the channel was closed
         return lambda: errors.InstanceLost("the peer ended the call")
-
-    def _over(self, answer: calls_pb2.CallAnswer) -> errors.TriptychError | None:
-        """Forget a call that this answer ends. Returns its error."""
-        del self._calls[answer.call]
-        self._unsent.pop(answer.call, None)
-        end = answer.end
-        return (
-            None
-            if end.code == "OK"
-            else calls.from_peer(error_from_status(end.code, end.message, end.metadata.items()))
-        )
 
     def _send(self, request: calls_pb2.CallRequest) -> None:
         if not self.ended:
@@ -221,20 +214,16 @@ class _Call:
         self._stream = stream
         self._messages: deque[bytes] = deque()
         self._taken_nbytes = 0
-        self._over = False
+        self.has_ended = False
         self._error: errors.TriptychError | None = None
-        self._loop = asyncio.get_running_loop()
-        self._reader: asyncio.Future[None] | None = None
-        self._timer = self._loop.call_later(timeout_s, self._expire)
+        self._changed = asyncio.Event()
+        self._timer = asyncio.get_running_loop().call_later(timeout_s, self._expire)
 
     async def next(self) -> bytes | None:
         """The next message, None after the last. Raises the call's error."""
-        if not self._messages and not self._over:
-            self._reader = self._loop.create_future()
-            try:
-                await self._reader
-            finally:
-                self._reader = None
+        while not self._messages and not self.has_ended:
+            self._changed.clear()
+            await self._changed.wait()
         if not self._messages:
             if self._error is not None:
                 raise self._error
@@ -249,22 +238,29 @@ class _Call:
     def close(self) -> None:
         """The reader has left."""
         self._timer.cancel()
-        if not self._over:
+        if not self.has_ended:
             self._stream.cancel(self.number)
 
     def _expire(self) -> None:
         self._stream.cancel(self.number)
-        late = errors.DeadlineExceeded("the call did not end within its deadline")
-        self.take((), has_ended=True, error=late)
+        self.fail(errors.DeadlineExceeded("the call did not end within its deadline"))
 
-    def take(self, messages: Iterable[bytes], *, has_ended: bool, error: errors.TriptychError | None) -> None:
-        """Messages for the reader, and with ``over`` the end of the call."""
-        self._messages.extend(messages)
-        if has_ended:
-            self._over, self._error = True, error
+    def take(self, answer: calls_pb2.CallAnswer) -> None:
+        """Messages for the reader, and perhaps the end of the call."""
+        self._messages.extend(answer.messages)
+        if answer.HasField("end"):
+            end = answer.end
+            if end.code != "OK":
+                self._error = calls.from_peer(error_from_status(end.code, end.message, end.metadata.items()))
+            self.has_ended = True
             self._timer.cancel()
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
+        self._changed.set()
+
+    def fail(self, error: errors.TriptychError) -> None:
+        """End the call with an error, after the messages that have come."""
+        self.has_ended, self._error = True, error
+        self._timer.cancel()
+        self._changed.set()
 
 
 def _closed() -> errors.TriptychError:

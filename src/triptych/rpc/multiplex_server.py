@@ -96,7 +96,10 @@ class _Exchange:
         try:
             while (message := await self._context.read()) is not grpc.aio.EOF:
                 for number, request in enumerate(message.requests, 1):
-                    self._take(request, group)
+                    if request.HasField("start"):
+                        self._start(request.call, request.start, group)
+                    else:
+                        self._take(request)
                     if number % limits.MOST_AT_ONCE == 0:
                         await asyncio.sleep(0)
                 await self._unsent.settle()
@@ -106,11 +109,10 @@ class _Exchange:
             logger.debug("the stream is over: %s", error)
         return None
 
-    def _take(self, request: calls_pb2.CallRequest, group: asyncio.TaskGroup) -> None:
+    def _take(self, request: calls_pb2.CallRequest) -> None:
+        """What the client says of a call that it has started."""
         call = self._calls.get(request.call)
         match request.WhichOneof("request"):
-            case "start":
-                self._start(request.call, request.start, group)
             case "cancel" if call is not None:
                 call.task.cancel()
             case "received_nbytes" if call is not None:
