@@ -24,8 +24,8 @@ from triptych.errors import (
     TriptychError,
     Unavailable,
 )
-from triptych.machine.arena.arena_events import Slot
 from triptych.machine.arena.published import PublishedContents
+from triptych.machine.arena.slots import Slot
 from triptych.machine.encoder import batch_queue
 from triptych.policy.iteration import ImageBudget
 from triptych.ports import Clock, EncoderEngine, Offload, PreparedT

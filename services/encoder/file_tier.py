@@ -10,7 +10,7 @@ from math import inf
 
 from triptych.domain.embedding import Tensor
 from triptych.errors import TriptychError
-from triptych.machine.arena.arena_events import Slot
+from triptych.machine.arena.slots import Slot
 from triptych.ports import Clock, Offload
 from triptych.runtime.tasks import TaskScope
 from triptych.transport.arena_store import ArenaStore

@@ -18,7 +18,7 @@ from math import inf
 from triptych.domain.embedding import LeaseId
 from triptych.domain.kv_segment import KvKind, KvSegment, SealedSegment
 from triptych.errors import LeaseLost, TriptychError
-from triptych.machine.arena.arena_events import Slot
+from triptych.machine.arena.slots import Slot
 from triptych.ports import Clock, KvAccess
 from triptych.runtime.tasks import TaskScope
 

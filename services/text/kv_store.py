@@ -8,9 +8,9 @@ from triptych.domain.embedding import GENERATION_NBYTES, KEY_NBYTES, LEASE_ID_NB
 from triptych.domain.kv_segment import KvKind, KvPlacement, KvSegment, SealedSegment
 from triptych.domain.queue_position import QueuePosition
 from triptych.errors import ArenaFull, InvalidMedia
-from triptych.machine.arena.arena_events import Slot
 from triptych.machine.arena.extents import round_up
 from triptych.machine.arena.published import PublishedContents
+from triptych.machine.arena.slots import Slot
 from triptych.ports import Clock, Rng
 from triptych.transport.arena_store import ArenaStore
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from triptych.domain.embedding import DType, Tensor, TensorSpec, Ticket
 from triptych.domain.instance import TransportOffer
 from triptych.machine.arena.arena import ArenaMachine
-from triptych.machine.arena.arena_events import Commit, GrantLease, LeaseGranted, ReleaseLeases, Reserve, Reserved
 from triptych.ports import Arena, Transport
 from triptych.runtime.tls import TlsIdentity
 from triptych.transport import slot
@@ -48,21 +47,17 @@ class Site:
     def put(self, key: bytes, tensors: Sequence[Tensor]) -> Ticket:
         """Creates an embedding and grants one lease on it."""
         specs = tuple(tensor.spec for tensor in tensors)
-        reserved = self.machine.handle(Reserve(key, specs, tokens=3), 0.0)[-1]
-        assert isinstance(reserved, Reserved)
-        placed = reserved.slot
+        placed = self.machine.reserve(key, specs, 3, 0.0)
         checksum = slot.seal(self.arena, placed.offset, placed.generation, tensors)
-        self.machine.handle(Commit(key, placed.generation, checksum), 0.0)
+        self.machine.commit(key, placed.generation, checksum)
         return self.grant(key)
 
     def grant(self, key: bytes) -> Ticket:
         self.leases += 1
-        granted = self.machine.handle(GrantLease(key, self.leases.to_bytes(16, "big"), 60.0), 0.0)[-1]
-        assert isinstance(granted, LeaseGranted)
-        return granted.ticket
+        return self.machine.grant(key, self.leases.to_bytes(16, "big"), 60.0, 0.0)
 
     def release(self, ticket: Ticket) -> None:
-        self.machine.handle(ReleaseLeases((ticket.lease_id,)), 0.0)
+        self.machine.release((ticket.lease_id,))
 
 
 class Kit:

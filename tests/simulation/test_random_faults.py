@@ -287,8 +287,9 @@ def _changed(things: Sequence[object], changes: Mapping[str, Callable[[Any], Any
     return back
 
 
-_WITH_EVENTS = (ClusterMachine, RequestMachine, BatchQueue, ArenaMachine, TensorCache)
+_WITH_EVENTS = (ClusterMachine, RequestMachine, BatchQueue, TensorCache)
 _CHECKED: Mapping[type, Sequence[str]] = dict.fromkeys(_WITH_EVENTS, ("handle",)) | {
+    ArenaMachine: ("reserve", "commit", "abandon", "grant", "release", "sweep"),
     WaitPredictor: ("prepared", "encoded", "answering", "ended"),
     Promises: ("promise", "take"),
     AttainmentRecorder: ("prepared", "dispatched", "answering", "ended", "refused", "roll"),

@@ -1,4 +1,4 @@
-"""Memory that an instance holds for others: its arena, and the state machine of its slots and leases."""
+"""Memory that an instance holds for others: its arena, with its slots and leases."""
 
 import asyncio
 import logging
@@ -7,10 +7,10 @@ from contextlib import contextmanager
 
 from triptych.domain.embedding import GENERATION_NBYTES, LeaseId, Tensor, TensorSpec, Ticket
 from triptych.domain.encoding import LeaseRequest
-from triptych.errors import EngineFailure, InternalError, InvalidRequest
-from triptych.machine.arena import arena_events
+from triptych.errors import EngineFailure, InvalidRequest
 from triptych.machine.arena.arena import ArenaMachine
 from triptych.machine.arena.leases import LeaseLimits
+from triptych.machine.arena.slots import Slot
 from triptych.ports import Arena, Clock, Offload
 from triptych.transport.slot import seal, seal_in_place
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class ArenaStore:
-    """Turns the arena machine's effects into results and errors. All methods run on the event loop."""
+    """Writes what slots contain, and tells of changes. All methods run on the event loop."""
 
     def __init__(
         self,
@@ -44,8 +44,11 @@ class ArenaStore:
             epoch=arena.epoch,
             max_pull_s=max_pull_s,
             limits=limits,
+            on_evicted=self._evicted,
         )
         """The machine's state. Read-only for others."""
+        self._lapsed = 0
+        """Lapsed leases that were logged."""
 
     def on_change(self, on_change: Callable[[], None]) -> None:
         """Call ``on_change`` whenever embeddings or leases may have changed."""
@@ -64,39 +67,39 @@ class ArenaStore:
         slot = self.memory.find(key)
         return None if slot is None else slot.tokens
 
-    def reserve(self, key: bytes, tensors: tuple[TensorSpec, ...], tokens: int) -> arena_events.Slot:
-        """Reserve memory for an embedding. Raises ArenaFull (not now) or InvalidMedia (never)."""
-        match self._handle(arena_events.Reserve(key, tensors, tokens)):
-            case arena_events.Reserved(slot):
-                return slot
-            case arena_events.ReservationRefused(_, error):
-                raise error
-            case _:
-                raise InternalError("the embedding is already being computed")
+    def reserve(self, key: bytes, tensors: tuple[TensorSpec, ...], tokens: int) -> Slot:
+        """Reserve memory for an embedding. Raises ArenaFull (not now), InvalidMedia (never), InternalError if it has a slot already."""
+        try:
+            return self.memory.reserve(key, tensors, tokens, self._clock())
+        finally:
+            self._notify()
 
-    async def fill(self, slot: arena_events.Slot, tensors: Sequence[Tensor]) -> None:
+    async def fill(self, slot: Slot, tensors: Sequence[Tensor]) -> None:
         """Write the embedding to its slot; from then on it can be granted. Raises EngineFailure if the tensors do not
         match the reservation. Then, and when cancelled, the slot stays reserved.
         """
         if tuple([tensor.spec for tensor in tensors]) != slot.tensors:
             raise EngineFailure("the engine returned other tensors than announced")
         checksum = await self._copy.run(seal, self.arena, slot.offset, slot.generation, tensors)
-        self._handle(arena_events.Commit(slot.key, slot.generation, checksum))
+        self.memory.commit(slot.key, slot.generation, checksum)
+        self._notify()
 
-    def window(self, slot: arena_events.Slot) -> memoryview | None:
+    def window(self, slot: Slot) -> memoryview | None:
         """Memory in which the payload of a reserved slot is written. None in the memory of a device."""
         return self.arena.window(slot.offset + GENERATION_NBYTES, slot.payload_nbytes)
 
-    async def seal(self, slot: arena_events.Slot, named: bytes) -> None:
+    async def seal(self, slot: Slot, named: bytes) -> None:
         """Publish what was written through ``window``; from then on ``named`` can be granted. If there is another slot of this
         name, that one is granted and this one is freed. When cancelled, the slot stays reserved.
         """
         checksum = await self._copy.run(seal_in_place, self.arena, slot.offset, slot.generation, slot.payload_nbytes)
-        self._handle(arena_events.Commit(slot.key, slot.generation, checksum, named))
+        self.memory.commit(slot.key, slot.generation, checksum, named)
+        self._notify()
 
-    def abandon(self, slot: arena_events.Slot) -> None:
+    def abandon(self, slot: Slot) -> None:
         """Free a slot that will not be filled."""
-        self._handle(arena_events.Abandon(slot.key, slot.generation))
+        self.memory.abandon(slot.key, slot.generation)
+        self._notify()
 
     def grant(
         self,
@@ -110,13 +113,12 @@ class ArenaStore:
         """Grant or extend one reader's lease, and the router's with it if there is one: both or none. Returns the reader's ticket. Raises LeaseLost if the embedding (of that
         generation) is gone or a lease was released, InvalidRequest if an id belongs to another embedding, Overloaded.
         """
-        match self._handle(arena_events.GrantLease(key, lease_id, lease_s, generation, router_lease)):
-            case arena_events.LeaseGranted(ticket):
-                return ticket
-            case arena_events.ReservationRefused(_, error):
-                raise error
-            case _:
-                raise InternalError("a lease was neither granted nor refused")
+        try:
+            return self.memory.grant(
+                key, lease_id, lease_s, self._clock(), generation=generation, router_lease=router_lease
+            )
+        finally:
+            self._notify()
 
     def lease(self, request: LeaseRequest) -> Ticket:
         """``Encoder.lease``. Also while draining, as issued tickets may still be used."""
@@ -127,7 +129,8 @@ class ArenaStore:
             for lease_id in lease_ids:
                 if (released := self._awaited.get(lease_id)) is not None:
                     released.set()
-        self._handle(arena_events.ReleaseLeases(tuple(lease_ids)))
+        self.memory.release(lease_ids)
+        self._notify()
 
     @contextmanager
     def first_release(self, lease_ids: Sequence[LeaseId]) -> Iterator[asyncio.Event]:
@@ -142,23 +145,19 @@ class ArenaStore:
 
     def sweep(self) -> None:
         """Expire leases."""
-        self._handle(arena_events.ArenaTick())
+        self.memory.sweep(self._clock())
+        if lapsed := self.memory.lapsed - self._lapsed:
+            self._lapsed += lapsed
+            logger.warning("%d leases ended without being released", lapsed)
+        self._notify()
 
-    def _handle(self, event: arena_events.Event) -> arena_events.Effect | None:
-        """Returns the event's answer, if it has one; other effects are only logged."""
-        answer: arena_events.Effect | None = None
-        for effect in self.memory.handle(event, self._clock()):
-            match effect:
-                case arena_events.SlotEvicted(slot, reason):
-                    self._on_evicted(slot.key)
-                    logger.debug("evicted an embedding of %d bytes: %s", slot.payload_nbytes, reason)
-                case arena_events.Lapsed(_, reason):
-                    logger.warning("%s", reason)
-                case _:
-                    answer = effect
+    def _evicted(self, slot: Slot, reason: str) -> None:
+        self._on_evicted(slot.key)
+        logger.debug("evicted an embedding of %d bytes: %s", slot.payload_nbytes, reason)
+
+    def _notify(self) -> None:
         for on_change in self._listeners:
             on_change()
-        return answer
 
 
 def checked_lease_s(lease_s: float) -> float:

@@ -24,7 +24,6 @@ import psutil
 from triptych.domain.embedding import DType, Tensor, TensorSpec, Ticket
 from triptych.domain.instance import TransportOffer
 from triptych.errors import TriptychError
-from triptych.machine.arena import arena_events
 from triptych.machine.arena.arena import ArenaMachine
 from triptych.ports import Peer
 from triptych.transport import slot
@@ -107,27 +106,17 @@ class Site:
         """Creates an embedding and grants a lease on it."""
         data = payload(seed, nbytes)
         tensor = Tensor(TensorSpec("embedding", DType.U8, (nbytes,)), memoryview(data))
-        answer = self.memory.handle(arena_events.Reserve(bytes.fromhex(key), (tensor.spec,), 3), self._now_s())[-1]
-        if isinstance(answer, arena_events.ReservationRefused):
-            raise answer.error
-        assert isinstance(answer, arena_events.Reserved), "the key exists already"
-        placed = answer.slot
+        placed = self.memory.reserve(bytes.fromhex(key), (tensor.spec,), 3, self._now_s())
         checksum = slot.seal(self.arena, placed.offset, placed.generation, [tensor])
-        self.memory.handle(arena_events.Commit(placed.key, placed.generation, checksum), self._now_s())
+        self.memory.commit(placed.key, placed.generation, checksum)
         granted = await self.grant(key)
         return {"ticket": granted, "digest": digest(data)}
 
     async def grant(self, key: str, lease_s: float = LEASE_S) -> dict[str, Any]:
-        [answer] = self.memory.handle(
-            arena_events.GrantLease(bytes.fromhex(key), os.urandom(16), lease_s), self._now_s()
-        )
-        if isinstance(answer, arena_events.ReservationRefused):
-            raise answer.error
-        assert isinstance(answer, arena_events.LeaseGranted)
-        return ticket_to_json(answer.ticket)
+        return ticket_to_json(self.memory.grant(bytes.fromhex(key), os.urandom(16), lease_s, self._now_s()))
 
     async def release(self, lease_ids: list[str]) -> None:
-        self.memory.handle(arena_events.ReleaseLeases(tuple(map(bytes.fromhex, lease_ids))), self._now_s())
+        self.memory.release(tuple(map(bytes.fromhex, lease_ids)))
         self.memory.validate()
 
     # --- as a reader

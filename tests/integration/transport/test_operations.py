@@ -17,10 +17,10 @@ import pytest
 
 from tests.integration.transport.remote import nixl
 from triptych.domain.embedding import DType, Tensor, TensorSpec, Ticket
-from triptych.errors import LeaseLost, TransferFailed
-from triptych.machine.arena import arena_events
+from triptych.errors import ArenaFull, InternalError, InvalidMedia, LeaseLost, TransferFailed
 from triptych.machine.arena.arena import ArenaMachine
 from triptych.machine.arena.extents import Extents, round_up
+from triptych.machine.arena.slots import Slot
 from triptych.ports import Peer
 from triptych.transport import slot
 from triptych.transport.arena import HEADER_NBYTES, HostArena
@@ -54,13 +54,14 @@ class World:
             holder="holder",
             epoch=1,
             max_pull_s=MAX_PULL_S,
+            on_evicted=self.evicted,
         )
         self.places = Extents(self.reader.base, self.reader.nbytes)
         self.reader.memory[self.reader.base :] = FREE * (self.reader.nbytes - self.reader.base)
         self.transports: list[TransportSet] = []
         self.peer: Peer
-        self.writing: dict[bytes, tuple[arena_events.Slot, bytes]] = {}
-        self.ready: dict[bytes, tuple[arena_events.Slot, bytes]] = {}
+        self.writing: dict[bytes, tuple[Slot, bytes]] = {}
+        self.ready: dict[bytes, tuple[Slot, bytes]] = {}
         self.leases: dict[bytes, tuple[bytes, int, float]] = {}
         """Not released: key, generation, when it ends."""
         self.tickets: deque[tuple[Ticket, bytes]] = deque(maxlen=RECENT)
@@ -70,34 +71,26 @@ class World:
 
     # --- the holder
 
-    def happens(self, event: arena_events.Event) -> arena_events.Effect | None:
-        answer: arena_events.Effect | None = None
-        for effect in self.memory.handle(event, self.now_s):
-            match effect:
-                case arena_events.SlotEvicted(evicted):
-                    assert self.ready.pop(evicted.key)[0] == evicted
-                    held = [until for key, _, until in self.leases.values() if key == evicted.key]
-                    assert all(until_s + MAX_PULL_S <= self.now_s for until_s in held), "evicted under a lease"
-                    self.done["evicted"] += 1
-                case arena_events.Lapsed():
-                    self.done["lapsed"] += 1
-                case _:
-                    answer = effect
-        return answer
+    def evicted(self, gone: Slot, _: str) -> None:
+        assert self.ready.pop(gone.key)[0] == gone
+        held = [until for key, _, until in self.leases.values() if key == gone.key]
+        assert all(until_s + MAX_PULL_S <= self.now_s for until_s in held), "evicted under a lease"
+        self.done["evicted"] += 1
 
     def reserve(self) -> None:
         key, nbytes = self.rng.choice(KEYS), int(self.rng.triangular(0, MAX_NBYTES, 4096))
         spec = TensorSpec("embedding", DType.U8, (nbytes,))
-        match self.happens(arena_events.Reserve(key, (spec,), 3)):
-            case arena_events.Reserved(made):
-                assert key not in self.ready
-                assert key not in self.writing
-                self.writing[key] = (made, self.rng.randbytes(nbytes))
-            case arena_events.Present():
-                assert key in self.ready or key in self.writing
-            case arena_events.ReservationRefused(_, error):
-                assert self.largest_gap() < round_up(nbytes + 16), f"there was room: {error}"
-                self.done["refused"] += 1
+        if key in self.ready or key in self.writing:
+            with pytest.raises(InternalError):
+                self.memory.reserve(key, (spec,), 3, self.now_s)
+            return
+        had_room = self.largest_gap() >= round_up(nbytes + 16)
+        try:
+            self.writing[key] = (self.memory.reserve(key, (spec,), 3, self.now_s), self.rng.randbytes(nbytes))
+        except (ArenaFull, InvalidMedia):
+            self.done["refused"] += 1
+            if had_room:
+                raise
 
     def largest_gap(self) -> int:
         """The largest gap between slots that must stay: those being written, and those that a lease or a late read may
@@ -117,33 +110,35 @@ class World:
         key = self.rng.choice(sorted(self.writing))
         made, data = self.writing.pop(key)
         if self.rng.random() < 0.1:
-            self.happens(arena_events.Abandon(key, made.generation))
+            self.memory.abandon(key, made.generation)
             return
         tensor = Tensor(made.tensors[0], memoryview(data))
         checksum = slot.seal(self.holder, made.offset, made.generation, [tensor])
-        self.happens(arena_events.Commit(key, made.generation, checksum))
+        self.memory.commit(key, made.generation, checksum)
         self.ready[key] = (made, data)
 
     def grant(self) -> None:
         key = self.rng.choice(KEYS)
         lease_id, lease_s = self.rng.randbytes(16), self.rng.uniform(1, 20)
-        answer = self.happens(arena_events.GrantLease(key, lease_id, lease_s))
-        assert isinstance(answer, arena_events.LeaseGranted) == (key in self.ready)
-        if isinstance(answer, arena_events.LeaseGranted):
-            made, data = self.ready[key]
-            assert (answer.ticket.offset, answer.ticket.generation) == (made.offset, made.generation)
-            self.leases[lease_id] = (key, made.generation, self.now_s + lease_s)
-            self.tickets.append((answer.ticket, data))
+        if key not in self.ready:
+            with pytest.raises(LeaseLost):
+                self.memory.grant(key, lease_id, lease_s, self.now_s)
+            return
+        ticket = self.memory.grant(key, lease_id, lease_s, self.now_s)
+        made, data = self.ready[key]
+        assert (ticket.offset, ticket.generation) == (made.offset, made.generation)
+        self.leases[lease_id] = (key, made.generation, self.now_s + lease_s)
+        self.tickets.append((ticket, data))
 
     def release(self) -> None:
         if self.leases:
             lease_id = self.rng.choice(sorted(self.leases))
             del self.leases[lease_id]
-            self.happens(arena_events.ReleaseLeases((lease_id,)))
+            self.memory.release((lease_id,))
 
     def wait(self) -> None:
         self.now_s += self.rng.uniform(0, 3)
-        self.happens(arena_events.ArenaTick())
+        self.done["lapsed"] += len(self.memory.sweep(self.now_s))
 
     def may_read(self, ticket: Ticket) -> bool:
         lease = self.leases.get(ticket.lease_id)
@@ -250,8 +245,8 @@ class World:
     async def end(self) -> None:
         """Releases everything: nothing may be left."""
         for key, (made, _) in self.writing.items():
-            self.happens(arena_events.Abandon(key, made.generation))
-        self.happens(arena_events.ReleaseLeases(tuple(self.leases)))
+            self.memory.abandon(key, made.generation)
+        self.memory.release(tuple(self.leases))
         assert (self.memory.leases, self.memory.leased_bytes) == (0, 0)
         self.memory.validate()
         async with asyncio.timeout(60):

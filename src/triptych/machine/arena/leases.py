@@ -16,7 +16,7 @@ from triptych.domain.bounds import Between
 from triptych.domain.embedding import LeaseId
 from triptych.domain.limits import PositiveSeconds, check_limits
 from triptych.errors import InvalidRequest, LeaseLost, Overloaded, TriptychError
-from triptych.machine.arena.arena_events import Key
+from triptych.machine.arena.slots import Key
 
 _HEAP_SLACK = 64
 """Stale entries allowed in the heap of expiry times, beyond the number of live leases."""

@@ -4,15 +4,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from triptych.domain.embedding import LeaseId, Ticket, embedding_tokens
+from triptych.domain.embedding import LeaseId, TensorSpec, Ticket, embedding_tokens
 from triptych.domain.encoding import EncodeResult
 from triptych.domain.instance import StageLoad
 from triptych.domain.item_plan import ItemPlan
 from triptych.domain.media import digest_of
 from triptych.domain.queue_position import QueuePosition, RelativeQueuePosition
 from triptych.errors import DeadlineExceeded, InternalError, InvalidMedia, Overloaded, TriptychError
-from triptych.machine.arena import arena_events
 from triptych.machine.arena.arena import ArenaMachine
+from triptych.machine.arena.slots import Slot
 from triptych.machine.encoder import batch_queue
 from triptych.policy.costs import Costs
 from triptych.policy.iteration import ImageBudget
@@ -63,7 +63,7 @@ class _Flight:
     key: bytes
     plan: ItemPlan
     calls: dict[int, EncodeCall] = field(default_factory=dict)
-    slot: arena_events.Slot | None = None
+    slot: Slot | None = None
     encode_started_s: float = 0.0
 
 
@@ -80,15 +80,20 @@ class SimArena:
         self._agenda = agenda
         self.on_change = on_change
 
-    def handle(self, event: arena_events.Event) -> arena_events.Effect | None:
-        """The event's answer, if it has one."""
-        answer: arena_events.Effect | None = None
-        for effect in self.machine.handle(event, self._agenda.now_s):
-            if not isinstance(effect, arena_events.SlotEvicted | arena_events.Lapsed):
-                answer = effect
-        self.before_change()
-        self.on_change()
-        return answer
+    def reserve(self, key: bytes, tensors: tuple[TensorSpec, ...], tokens: int) -> Slot:
+        """Raises ArenaFull, InvalidMedia, InternalError."""
+        try:
+            return self.machine.reserve(key, tensors, tokens, self._agenda.now_s)
+        finally:
+            self._changed()
+
+    def commit(self, slot: Slot) -> None:
+        self.machine.commit(slot.key, slot.generation, 0)
+        self._changed()
+
+    def abandon(self, slot: Slot) -> None:
+        self.machine.abandon(slot.key, slot.generation)
+        self._changed()
 
     def grant(
         self,
@@ -100,15 +105,17 @@ class SimArena:
         router_lease: LeaseId | None = None,
     ) -> Ticket:
         """Raises LeaseLost, InvalidRequest, Overloaded."""
-        answer = self.handle(arena_events.GrantLease(key, lease_id, lease_s, generation, router_lease))
-        if isinstance(answer, arena_events.ReservationRefused):
-            raise answer.error
-        assert isinstance(answer, arena_events.LeaseGranted)  # noqa: S101 - one or the other
-        return answer.ticket
+        try:
+            return self.machine.grant(
+                key, lease_id, lease_s, self._agenda.now_s, generation=generation, router_lease=router_lease
+            )
+        finally:
+            self._changed()
 
     def sweep(self) -> None:
         """Expire leases."""
-        self.handle(arena_events.ArenaTick())
+        self.machine.sweep(self._agenda.now_s)
+        self._changed()
 
     def when_released(self, lease_ids: Sequence[LeaseId], then: Callable[[], None]) -> None:
         """Call ``then`` when one of these is released, and when others are, until ``forget``."""
@@ -123,7 +130,12 @@ class SimArena:
             for lease_id in lease_ids:
                 if (then := self._awaited.get(lease_id)) is not None:
                     self._agenda.soon(then)
-        self.handle(arena_events.ReleaseLeases(tuple(lease_ids)))
+        self.machine.release(lease_ids)
+        self._changed()
+
+    def _changed(self) -> None:
+        self.before_change()
+        self.on_change()
 
 
 class SimEncoder:
@@ -257,15 +269,11 @@ class SimEncoder:
             self._end(flight)
             return
         plan = flight.plan
-        match self.arena.handle(arena_events.Reserve(flight.key, plan.tensors, plan.tokens)):
-            case arena_events.Reserved(slot):
-                flight.slot = slot
-            case arena_events.ReservationRefused(_, error):
-                self._fail(flight, error)
-                return
-            case _:
-                self._fail(flight, InternalError("the embedding is already being computed"))
-                return
+        try:
+            flight.slot = self.arena.reserve(flight.key, plan.tensors, plan.tokens)
+        except TriptychError as error:
+            self._fail(flight, error)
+            return
         nbytes = sum([spec.nbytes for spec in plan.tensors])
         prepared = batch_queue.ItemPrepared(flight.key, embedding_tokens(plan.tensors), nbytes)
         self._apply(self.queue.handle(prepared, self._agenda.now_s))
@@ -279,7 +287,7 @@ class SimEncoder:
 
     def _end(self, flight: _Flight) -> None:
         if flight.slot is not None:
-            self.arena.handle(arena_events.Abandon(flight.slot.key, flight.slot.generation))
+            self.arena.abandon(flight.slot)
             flight.slot = None
         del self._flights[flight.key]
         self._apply(self.queue.handle(batch_queue.Done(flight.key), self._agenda.now_s))
@@ -317,7 +325,7 @@ class SimEncoder:
     def _publish(self, flight: _Flight) -> None:
         slot, flight.slot = flight.slot, None
         assert slot is not None  # noqa: S101 - it is reserved before it waits for a batch
-        self.arena.handle(arena_events.Commit(slot.key, slot.generation, 0))
+        self.arena.commit(slot)
         for call in flight.calls.values():
             self._agenda.soon(self._answer, call, self._granted(flight.key, call, slot.tokens, flight.encode_started_s))
         self._end(flight)

@@ -16,9 +16,8 @@ from triptych.domain.generation import KvReport
 from triptych.domain.kv_segment import KvKind, KvPlacement, KvSegment, SealedSegment
 from triptych.domain.queue_position import QueuePosition
 from triptych.errors import Cancelled, TriptychError
-from triptych.machine.arena import arena_events
-from triptych.machine.arena.arena_events import Slot
 from triptych.machine.arena.extents import round_up
+from triptych.machine.arena.slots import Slot
 from triptych.machine.text.tensor_events import Acquire, CachedSlot
 
 from ..agenda import Agenda  # noqa: TID252 - of the simulator
@@ -103,18 +102,18 @@ class SimKvStore:
         """Slots for the first segments, as many as there is room for."""
         slots: list[Slot] = []
         for segment in segments:
-            answer = self.arena.handle(arena_events.Reserve(self._new(KEY_NBYTES), (segment.spec,), segment.positions))
-            if not isinstance(answer, arena_events.Reserved):
+            try:
+                slots.append(self.arena.reserve(self._new(KEY_NBYTES), (segment.spec,), segment.positions))
+            except TriptychError:
                 break
-            slots.append(answer.slot)
         return slots
 
     def seal(self, slot: Slot) -> None:
-        self.arena.handle(arena_events.Commit(slot.key, slot.generation, 0))
+        self.arena.commit(slot)
 
     def abandon(self, slots: Slots) -> None:
         for slot in slots:
-            self.arena.handle(arena_events.Abandon(slot.key, slot.generation))
+            self.arena.abandon(slot)
 
     def pin(self, key: bytes, lease_s: float) -> LeaseId:
         """Raises LeaseLost, Overloaded."""

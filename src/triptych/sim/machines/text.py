@@ -19,8 +19,8 @@ from triptych.domain.kv_segment import KvSegment, SealedSegment
 from triptych.domain.queue_position import QueuePosition, RelativeQueuePosition
 from triptych.domain.stage import Role, Stage
 from triptych.errors import InvalidRequest, Overloaded, TriptychError
-from triptych.machine.arena.arena_events import Slot
 from triptych.machine.arena.extents import round_up
+from triptych.machine.arena.slots import Slot
 from triptych.machine.router.request_events import AttemptKind, Generate
 from triptych.machine.text.counted_batch import CountedBatch, CountedSequence, CountedStep
 from triptych.machine.text.device_turns import DeviceTurns

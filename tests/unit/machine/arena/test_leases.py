@@ -11,45 +11,33 @@ from tests.unit.machine.arena.test_arena import (
     MAX_PULL_S,
     arena,
     put,
-    refusal,
     reserve,
-    specs,
 )
 from triptych.errors import ArenaFull, InvalidRequest, LeaseLost, Overloaded
 from triptych.machine.arena.arena import ArenaMachine
-from triptych.machine.arena.arena_events import (
-    ArenaTick,
-    GrantLease,
-    Lapsed,
-    LeaseGranted,
-    ReleaseLeases,
-    Reserve,
-    Reserved,
-    SlotEvicted,
-)
 
 
 def test_an_expired_lease_keeps_its_slot_for_the_longest_pull() -> None:
-    machine = arena(1024)
+    evicted: list[bytes] = []
+    machine = arena(1024, evicted)
     slot = put(machine, b"a", 1024)
-    machine.handle(GrantLease(b"a", b"l", LEASE_S), 0.0)
+    machine.grant(b"a", b"l", LEASE_S, 0.0)
     assert machine.may_read(b"l", slot.offset, 1024, 9.9)
     assert not machine.may_read(b"l", slot.offset, 1024, 10.0)
-    assert isinstance(refusal(machine, Reserve(b"b", specs(64), 3), 14.9), ArenaFull)
-    lapsed, evicted, reserved = machine.handle(Reserve(b"b", specs(64), 3), 15.0)
-    assert isinstance(lapsed, Lapsed)
-    assert isinstance(evicted, SlotEvicted)
-    assert isinstance(reserved, Reserved)
-    assert reserved.slot.generation > slot.generation
+    with pytest.raises(ArenaFull):
+        reserve(machine, b"b", 64, 14.9)
+    assert (machine.lapsed, evicted) == (0, [])
+    assert reserve(machine, b"b", 64, 15.0).generation > slot.generation
+    assert (machine.lapsed, evicted) == (1, [b"a"])
 
 
 def test_a_release_frees_at_once_and_is_idempotent() -> None:
     machine = arena(1024)
     put(machine, b"a", 1024)
-    machine.handle(GrantLease(b"a", b"l", LEASE_S), 0.0)
+    machine.grant(b"a", b"l", LEASE_S, 0.0)
     assert machine.leased_bytes == 1024
-    machine.handle(ReleaseLeases((b"l", b"unknown")), 1.0)
-    machine.handle(ReleaseLeases((b"l",)), 1.0)
+    machine.release((b"l", b"unknown"))
+    machine.release((b"l",))
     assert (machine.leased_bytes, machine.available_bytes) == (0, 1024)
     reserve(machine, b"b", 1024, 1.0)
 
@@ -58,7 +46,7 @@ def test_a_lease_covers_its_own_slot_only() -> None:
     machine = arena()
     slot = put(machine, b"a", 256)
     put(machine, b"b", 256)
-    machine.handle(GrantLease(b"a", b"l", LEASE_S), 0.0)
+    machine.grant(b"a", b"l", LEASE_S, 0.0)
     assert machine.may_read(b"l", slot.offset + 64, 64, 0.0)
     assert machine.may_read(b"l", slot.offset, 0, 0.0)
     for offset, nbytes in ((slot.offset, 257), (slot.offset - 1, 64), (slot.offset + 256, 1), (slot.offset, -1)):
@@ -69,28 +57,26 @@ def test_leases_are_bounded() -> None:
     machine = arena()
     put(machine, b"a", 64)
     for index in range(LIMITS.max_leases):
-        machine.handle(GrantLease(b"a", bytes([index]), LEASE_S), 0.0)
-    assert isinstance(refusal(machine, GrantLease(b"a", b"more", LEASE_S)), Overloaded)
+        machine.grant(b"a", bytes([index]), LEASE_S, 0.0)
+    with pytest.raises(Overloaded):
+        machine.grant(b"a", b"more", LEASE_S, 0.0)
 
 
 def test_the_leases_of_a_reader_and_its_router_are_granted_together_or_not_at_all() -> None:
     machine = arena()
     slot = put(machine, b"a", 64)
-    [granted] = machine.handle(GrantLease(b"a", b"reader", LEASE_S, router_lease=b"router"), 0.0)
-    assert isinstance(granted, LeaseGranted)
-    assert granted.ticket.lease_id == b"reader"
-    machine.handle(ReleaseLeases((b"reader",)), 0.0)
+    assert machine.grant(b"a", b"reader", LEASE_S, 0.0, router_lease=b"router").lease_id == b"reader"
+    machine.release((b"reader",))
     assert machine.may_read(b"router", slot.offset, 64, 0.0)
     assert machine.leased_bytes == 64, "the router's lease holds the slot"
-    released = GrantLease(b"a", b"other", LEASE_S, router_lease=b"reader")
-    assert isinstance(refusal(machine, released), LeaseLost)
+    with pytest.raises(LeaseLost, match="released"):
+        machine.grant(b"a", b"other", LEASE_S, 0.0, router_lease=b"reader")
     assert machine.leases == 1
     for index in range(LIMITS.max_leases - 2):
-        machine.handle(GrantLease(b"a", bytes([index]), LEASE_S), 0.0)
-    assert isinstance(refusal(machine, GrantLease(b"a", b"other", LEASE_S, router_lease=b"second")), Overloaded)
-    assert isinstance(machine.handle(GrantLease(b"a", b"other", LEASE_S), 0.0)[0], LeaseGranted), (
-        "there is room for one"
-    )
+        machine.grant(b"a", bytes([index]), LEASE_S, 0.0)
+    with pytest.raises(Overloaded):
+        machine.grant(b"a", b"other", LEASE_S, 0.0, router_lease=b"second")
+    machine.grant(b"a", b"other", LEASE_S, 0.0)  # there is room for one
     machine.validate()
 
 
@@ -99,9 +85,7 @@ def test_a_lease_has_the_requested_duration_within_the_limit(asked_s: float, gra
     limits = replace(LIMITS, max_lease_s=20.0)
     machine = ArenaMachine(start=0, end=4096, holder="e0", epoch=7, max_pull_s=MAX_PULL_S, limits=limits)
     slot = put(machine, b"a", 64)
-    [effect] = machine.handle(GrantLease(b"a", b"l", asked_s), 0.0)
-    assert isinstance(effect, LeaseGranted)
-    assert effect.ticket.lease_s == granted_s
+    assert machine.grant(b"a", b"l", asked_s, 0.0).lease_s == granted_s
     assert not machine.may_read(b"l", slot.offset, 1, granted_s)
 
 
@@ -112,12 +96,12 @@ def test_extending_leases_does_not_delay_the_expiry_of_others() -> None:
         machine = arena()
         for key, end_s in ends_s.items():
             put(machine, key, 64)
-            machine.handle(GrantLease(key, key, end_s), 0.0)
+            machine.grant(key, key, end_s, 0.0)
         for _ in range(times):
-            machine.handle(GrantLease(b"b", b"b", ends_s[b"b"]), 0.0)
+            machine.grant(b"b", b"b", ends_s[b"b"], 0.0)
         gone: list[tuple[float, bytes]] = []
         for now_s in range(0, 50, 5):
-            gone += [(now_s, effect.key) for effect in machine.handle(ArenaTick(), now_s) if isinstance(effect, Lapsed)]
+            gone += [(now_s, key) for key in machine.sweep(now_s)]
         machine.validate()
         assert gone == expected
 
@@ -130,31 +114,33 @@ def test_granting_a_lease_again_extends_it_and_counts_once() -> None:
         (5.0, LEASE_S, 5.0 + LEASE_S),
         (6.0, 0.1, 5.0 + LEASE_S),
     ):
-        [effect] = machine.handle(GrantLease(b"a", b"l", lease_s), granted_s)
-        assert isinstance(effect, LeaseGranted)
+        machine.grant(b"a", b"l", lease_s, granted_s)
         assert machine.leases == 1
         assert machine.may_read(b"l", slot.offset, slot.slot_nbytes, ends_s - 0.01)
         assert not machine.may_read(b"l", slot.offset, slot.slot_nbytes, ends_s)
         machine.validate()
     put(machine, b"b", 64)
-    assert isinstance(refusal(machine, GrantLease(b"b", b"l", LEASE_S)), InvalidRequest)
-    assert machine.handle(ArenaTick(), 5.0 + LEASE_S + MAX_PULL_S - 0.1) == []
-    assert len(machine.handle(ArenaTick(), 5.0 + LEASE_S + MAX_PULL_S)) == 1
+    with pytest.raises(InvalidRequest):
+        machine.grant(b"b", b"l", LEASE_S, 0.0)
+    assert machine.sweep(5.0 + LEASE_S + MAX_PULL_S - 0.1) == []
+    assert machine.sweep(5.0 + LEASE_S + MAX_PULL_S) == [b"a"]
 
 
 def test_a_released_lease_is_not_granted_again_in_either_order() -> None:
     machine = arena()
     put(machine, b"a", 64)
-    machine.handle(ReleaseLeases((b"early",)), 0.0)
-    assert isinstance(refusal(machine, GrantLease(b"a", b"early", LEASE_S)), LeaseLost)
-    machine.handle(GrantLease(b"a", b"l", LEASE_S), 0.0)
-    machine.handle(ReleaseLeases((b"l",)), 0.0)
-    assert isinstance(refusal(machine, GrantLease(b"a", b"l", LEASE_S)), LeaseLost)
+    machine.release((b"early",))
+    with pytest.raises(LeaseLost):
+        machine.grant(b"a", b"early", LEASE_S, 0.0)
+    machine.grant(b"a", b"l", LEASE_S, 0.0)
+    machine.release((b"l",))
+    with pytest.raises(LeaseLost):
+        machine.grant(b"a", b"l", LEASE_S, 0.0)
     assert machine.leases == 0
     for number in range(MAX_GIVEN_BACK - 1):
-        machine.handle(ReleaseLeases((number.to_bytes(4, "big"),)), 0.0)
-    assert isinstance(refusal(machine, GrantLease(b"a", b"l", LEASE_S)), LeaseLost)
-    machine.handle(ReleaseLeases((b"one more",)), 0.0)
+        machine.release((number.to_bytes(4, "big"),))
+    with pytest.raises(LeaseLost):
+        machine.grant(b"a", b"l", LEASE_S, 0.0)
+    machine.release((b"one more",))
     machine.validate()
-    [effect] = machine.handle(GrantLease(b"a", b"l", LEASE_S), 0.0)
-    assert isinstance(effect, LeaseGranted), "its memory is bounded"
+    machine.grant(b"a", b"l", LEASE_S, 0.0)  # its memory is bounded

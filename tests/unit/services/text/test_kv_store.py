@@ -7,9 +7,9 @@ from collections.abc import Awaitable
 from tests.unit.services.instances import under_virtual_time
 from triptych.domain.kv_segment import KvSegment
 from triptych.domain.queue_position import QueuePosition
-from triptych.machine.arena.arena_events import Slot
 from triptych.machine.arena.leases import LeaseLimits
 from triptych.machine.arena.published import PublishedContents
+from triptych.machine.arena.slots import Slot
 from triptych.runtime.metrics import Metrics
 from triptych.services.text.kv_store import KvStore
 from triptych.services.text.record import TextRecord
