@@ -16,7 +16,6 @@ from triptych.domain.recent import ChatShape
 from triptych.domain.sampling import SamplingParams
 from triptych.errors import InstanceLost, Overloaded, TriptychError
 from triptych.machine.router.attainment import Gaps
-from triptych.machine.router.expected_output import AnswerClass
 from triptych.machine.router.prompt_identity import PromptTokens
 from triptych.machine.router.request_events import (
     AnswerTransferred,
@@ -150,8 +149,8 @@ class ChatTask(RequestTask):
 
     def _expected_tokens(self) -> int:
         """Tokens of each choice."""
-        answers = AnswerClass(self._model.model_id, bool(self._prompted.items))
-        return self._cluster.machine.expected_output.predict(answers, self._sampling.max_tokens or 0)
+        expected = self._cluster.machine.expected_output
+        return expected.predict(bool(self._prompted.items), self._sampling.max_tokens or 0)
 
     def _refuse_late(self, arrived: Arrival) -> None:
         """Raise Overloaded if the answer cannot be there before the deadline."""

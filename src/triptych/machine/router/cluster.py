@@ -408,7 +408,7 @@ class ClusterMachine:
         if self._backlogs is not None and credit.working and prefilled:
             self._backlogs.text_times.took(credit.name, credit.pending_tokens, now_s - credit.granted_s)
             self._backlogs.observed()
-        if credit.working and credit.answers is not None:
+        if credit.working and credit.content is None:
             self._credits.prompt_computed(credit)
 
     def _text_reported(self, event: TextReported) -> None:

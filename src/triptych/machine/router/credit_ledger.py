@@ -7,7 +7,6 @@ from math import inf
 from triptych.domain.embedding import LeaseId
 from triptych.domain.item_plan import Content
 from triptych.domain.stage import Stage
-from triptych.machine.router.expected_output import AnswerClass
 from triptych.machine.router.instance import Instance
 from triptych.machine.router.instances import Instances
 from triptych.machine.router.shared_events import Grant
@@ -27,10 +26,10 @@ class Credit:
     tokens: int
     """Of the item, 0 if it is encoded with another one; or of the prompt until the first token of its answer."""
     nbytes: int
-    answers: AnswerClass | None = None
-    """The class of the request's answers; None for an item."""
+    with_items: bool = False
+    """Whether the request at a text instance has items."""
     output_tokens: int = 0
-    """What these are expected to have, as it was when the credit was granted."""
+    """What its answers are expected to have, as it was when the credit was granted."""
     kv_tokens: int = 0
     """KV memory that the request's answer takes, with what is expected of it ..."""
     transfers_kv: bool = False

@@ -8,7 +8,6 @@ cancelled or failed do not count.
 
 from dataclasses import dataclass
 from math import ceil, expm1
-from typing import NamedTuple
 
 _HALF_LIFE = 200
 """Answers after which one counts half."""
@@ -19,14 +18,6 @@ _PRIOR_ANSWERS = 8
 """... as if so many answers had been seen."""
 _FEWEST_ENDS = 1e-6
 """Answers that never end by themselves have no mean: only their limits count."""
-_MAX_CLASSES = 64
-
-
-class AnswerClass(NamedTuple):
-    """Answers of one model to text alone, to items as well, or (None) to either."""
-
-    model: str
-    with_items: bool | None = None
 
 
 @dataclass(slots=True)
@@ -47,25 +38,28 @@ class _Seen:
 class ExpectedOutput:
     """Owner of how many tokens answers will have.
 
-    Part of ``machine.router.cluster.ClusterMachine``, which alone changes it.
+    Part of ``machine.router.cluster.ClusterMachine``, which alone changes it. ``with_items`` is the class of an answer: to items as well,
+    or to text alone; None stands for either.
     """
 
     def __init__(self) -> None:
-        self._seen: dict[AnswerClass, _Seen] = {}
+        self._seen: dict[bool | None, _Seen] = {}
 
-    def predict(self, class_: AnswerClass, max_tokens: int) -> int:
+    def predict(self, with_items: bool | None, max_tokens: int) -> int:
         """Tokens of an answer of at most ``max_tokens``, and never more than these. At least 1, if that many may come."""
-        mean = self._seen.get(class_, _NOTHING_SEEN).mean
+        mean = self._seen.get(with_items, _NOTHING_SEEN).mean
         return min(max_tokens, ceil(-mean * expm1(-max_tokens / mean)))
 
-    def observe(self, class_: AnswerClass, tokens: int, *, by_itself: bool) -> None:
+    def observe(self, with_items: bool, tokens: int, *, by_itself: bool) -> None:
         """An answer is over. ``by_itself``: not because of its limit."""
-        for answer_class in (class_, AnswerClass(class_.model)):
-            if answer_class not in self._seen and len(self._seen) == _MAX_CLASSES:
-                del self._seen[next(iter(self._seen))]
+        for answer_class in (with_items, None):
             if (seen := self._seen.get(answer_class)) is None:
                 seen = self._seen[answer_class] = _Seen()
             seen.add(tokens, end=by_itself)
+
+    def forget(self) -> None:
+        """Another model is served."""
+        self._seen.clear()
 
 
 _NOTHING_SEEN = _Seen()

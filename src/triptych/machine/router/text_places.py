@@ -11,7 +11,7 @@ from triptych.errors import Overloaded, TriptychError, Unavailable
 from triptych.machine.router.backlogs import CostsOf
 from triptych.machine.router.cluster_limits import ClusterLimits
 from triptych.machine.router.credit_ledger import Credit, CreditLedger
-from triptych.machine.router.expected_output import AnswerClass, ExpectedOutput
+from triptych.machine.router.expected_output import ExpectedOutput
 from triptych.machine.router.instance import Instance
 from triptych.machine.router.instances import TEXT, Instances
 from triptych.machine.router.known_prefixes import KnownPrefixes
@@ -33,11 +33,6 @@ from triptych.policy.policies import Policies
 MOST_TOGETHER = 4
 """Suspects at one instance at a time, of which each has had a token. What ends an engine mostly does so before its first one."""
 _NOBODY: frozenset[str] = frozenset()
-
-
-def _answer_classes(model_id: str) -> dict[bool | None, AnswerClass]:
-    """By whether they are answers to items as well; None if that is not known."""
-    return {with_items: AnswerClass(model_id, with_items) for with_items in (None, False, True)}
 
 
 class TextPlaces:
@@ -68,8 +63,8 @@ class TextPlaces:
         self._retry_after_s = retry_after_s
         self.expected = ExpectedOutput()
         """For reading."""
-        self._answers = _answer_classes("")
-        """Of the model that the instances serve."""
+        self._model_id = ""
+        """The model that the instances serve."""
         self.waiting: WaitingRequests[TextWanted] = WaitingRequests()
         """For KV memory; for reading."""
         self.lenders = Lenders(instances, policies.lending, limits)
@@ -80,8 +75,9 @@ class TextPlaces:
     def review(self) -> None:
         """The instances have changed."""
         model = self._instances.model
-        if model is not None and model.model_id != self._answers[None].model:
-            self._answers = _answer_classes(model.model_id)
+        if model is not None and model.model_id != self._model_id:
+            self._model_id = model.model_id
+            self.expected.forget()
         self.lenders.review()
         self._prefixes.review()
 
@@ -224,7 +220,7 @@ class TextPlaces:
 
     def _want(self, event: TextWanted, *, first_in_line: bool = True) -> RequestWant:
         """What the request wants, with what is expected of its answer."""
-        answer_tokens = self.expected.predict(self._answers[event.with_items], event.max_tokens)
+        answer_tokens = self.expected.predict(event.with_items, event.max_tokens)
         kv_tokens, most = event.tokens + event.choices * answer_tokens, self._instances.kv_tokens
         sender = self._instances.by_name.get(event.sender) if event.continues else None
         return RequestWant(
@@ -252,7 +248,7 @@ class TextPlaces:
             None,
             tokens,
             0,
-            self._answers[event.with_items],
+            event.with_items,
             want.all_answer_tokens,
             kv_tokens=want.kv_tokens,
             continues=event.continues,
@@ -282,9 +278,9 @@ class TextPlaces:
 
     def answer_ended(self, credit: Credit, finished: Finished) -> None:
         """A choice of this credit's request is over."""
-        if credit.answers is not None:
+        if credit.content is None:
             by_itself = finished.reason is not FinishReason.LENGTH
-            self.expected.observe(credit.answers, finished.completion_tokens, by_itself=by_itself)
+            self.expected.observe(credit.with_items, finished.completion_tokens, by_itself=by_itself)
 
     def expected_tokens(self, decode: StageLoad, prefill: StageLoad) -> int | None:
         """The tokens that are expected to be decoded at an instance, while its report has the most that may be; None without any.
@@ -294,4 +290,4 @@ class TextPlaces:
         answers = decode.pending + prefill.pending
         if not answers or not decode.pending_tokens:
             return None
-        return answers * self.expected.predict(self._answers[None], decode.pending_tokens // answers)
+        return answers * self.expected.predict(None, decode.pending_tokens // answers)

@@ -32,7 +32,6 @@ from triptych.machine.router.cluster_events import (
     MemberJoined,
     WakeAt,
 )
-from triptych.machine.router.expected_output import AnswerClass
 from triptych.machine.router.instances import ENCODE
 from triptych.machine.router.request import RequestMachine
 from triptych.machine.router.request_events import AttemptKind, Encode, Failed, Generate, Prepared, Signal
@@ -346,12 +345,11 @@ class SimRouter:
             request.feed(Failed(error))
             return
         self._rng.getrandbits(SEED_BITS)  # the seed of its answer
-        answers = AnswerClass(self._model.model_id, bool(items))
         _, expected = self._attainment.prepared(
             request.number,
             arrived,
             0.0,
-            answer_tokens=machine.expected_output.predict(answers, planned.output_tokens),
+            answer_tokens=machine.expected_output.predict(bool(items), planned.output_tokens),
         )
         if shape.divides:
             pool = instances.pool(ENCODE, self.agenda.now_s)

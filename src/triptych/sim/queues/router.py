@@ -9,7 +9,7 @@ from random import Random
 from triptych.domain.queue_position import QueuePosition
 from triptych.domain.slo import Expected
 from triptych.errors import InvalidMedia, Overloaded, TriptychError, Unavailable
-from triptych.machine.router.expected_output import AnswerClass, ExpectedOutput
+from triptych.machine.router.expected_output import ExpectedOutput
 from triptych.policy import admission
 from triptych.policy.placement.items import Shortage, place_items
 from triptych.policy.placement.pool import Pool
@@ -63,7 +63,6 @@ class QueueRouter:
         self._kv_tokens = kv_tokens
         self._control_s = control_s
         self._answers = ExpectedOutput()
-        self._classes = tuple([AnswerClass("", with_items) for with_items in (False, True)])
         self._sizes: dict[int, tuple[ItemSize, ...]] = {}
         """Of the items of each shape, by its id: ``prompts`` keeps shapes."""
         self._holds = any(instance.encoder is not None and instance.text is not None for instance in instances.values())
@@ -103,7 +102,7 @@ class QueueRouter:
         self._running += 1
         self._media_bytes += media_bytes
         request.prompt_tokens = prompt_tokens = shape.tokens + planned.text_tokens
-        answer_tokens = self._answers.predict(self._classes[bool(shape.items)], planned.output_tokens)
+        answer_tokens = self._answers.predict(bool(shape.items), planned.output_tokens)
         request.answer_tokens, kv_tokens = answer_tokens, prompt_tokens + answer_tokens
         request.kv_tokens = min(kv_tokens, self._kv_tokens) if self._kv_tokens else kv_tokens
         if not self._deadlines:
@@ -322,7 +321,7 @@ class QueueRouter:
         came_s = max(at_s + self._control_s, visit.came_s)
         if self._for_texts:
             self._serve_texts()
-        self._answers.observe(self._classes[bool(request.sizes)], request.planned.output_tokens, by_itself=False)
+        self._answers.observe(bool(request.sizes), request.planned.output_tokens, by_itself=False)
         self._end(request, None, came_s)
 
     def _given(self, visit: Visit) -> tuple[int, int]:

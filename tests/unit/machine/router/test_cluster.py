@@ -44,7 +44,6 @@ from triptych.machine.router.cluster_events import (
     WakeAt,
 )
 from triptych.machine.router.cluster_limits import ClusterLimits
-from triptych.machine.router.expected_output import AnswerClass
 from triptych.machine.router.instance import InstanceState
 from triptych.machine.router.instances import ENCODE, TEXT
 from triptych.machine.router.request_events import TextReported
@@ -1294,7 +1293,7 @@ def test_what_is_expected_follows_the_answers_of_its_class() -> None:
     machine.handle(answer_ended(99, 5000), 0)  # of a call that is over
     expected = machine.expected_output
     classes = (True, False, None)
-    assert [expected.predict(AnswerClass("m", of), 30_000) for of in classes] == [21, 256, 21]
+    assert [expected.predict(with_items, 30_000) for with_items in classes] == [21, 256, 21]
     assert text(machine, "t").pending_tokens == 100 + 256, "a credit keeps what it was granted with"
     machine.handle(CreditReturned(grant.credit), 0)
     assert text(machine, "t").pending_tokens == 0

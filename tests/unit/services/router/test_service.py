@@ -43,7 +43,6 @@ from triptych.errors import (
     Unavailable,
 )
 from triptych.machine.router.cluster_limits import ClusterLimits
-from triptych.machine.router.expected_output import AnswerClass
 from triptych.policy.admission import RequestBounds, ServerBounds
 from triptych.services.router.settings import RouterSettings
 from triptych.virtual.virtual_time import run
@@ -123,9 +122,9 @@ async def test_what_is_expected_of_answers_follows_those_that_have_ended() -> No
     async with bench() as made:
         for number in range(30):
             await collect(made.router, ask(f"r{number}"))
-        expected, (model,) = made.router.cluster.machine.expected_output, await made.router.models()
-        assert expected.predict(AnswerClass(model.model_id, with_items=False), 100_000) < 100, "they had four tokens"
-        assert expected.predict(AnswerClass(model.model_id, with_items=True), 100_000) == 256
+        expected = made.router.cluster.machine.expected_output
+        assert expected.predict(False, 100_000) < 100, "they had four tokens"
+        assert expected.predict(True, 100_000) == 256
 
 
 @virtual
