@@ -214,7 +214,7 @@ class ModelPrepare:
         texts: dict[int, str] = {}
         for choice in request.continued:
             text = AnswerText(IncrementalDetokenizer(self.builder.tokenizer), request.sampling)
-            texts[choice.choice] = text.feed(choice.token_ids).text
+            texts[choice.choice] = text.feed(choice.token_ids)
         return texts
 
     def _check(self, sampling: SamplingParams) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from math import inf
 
-from triptych.domain.engine import EngineRequest
+from triptych.domain.engine import EngineOutput, EngineRequest
 from triptych.domain.generation import Finished, FinishReason, KvTransferred, Ready, TextEvent, TextRequest
 from triptych.domain.kv_segment import SealedSegment
 from triptych.domain.sampling import ResponseFormat
@@ -25,7 +25,7 @@ from .imports import Importer, Imports
 from .jobs import Job, Jobs
 from .open_stages import OpenStages
 from .record import NO_RECORD, Record
-from .sequences import Sequences, Tokens
+from .sequences import Sequences
 from .settings import TextSettings
 
 
@@ -109,10 +109,10 @@ class Generation:
             yield (ready,)
             answered = self._answered
             while answers:
-                tokens = await self._next(sequences)
+                outputs = await self._next(sequences)
                 if self._departure.is_wanted and answered.issuperset(answers) and await self._pause(answers):
-                    tokens += sequences.take()
-                if events := self._take(tokens, answers, sequences):
+                    outputs += sequences.take()
+                if events := self._take(outputs, answers, sequences):
                     yield events
                 if self._is_transferred and answered.issuperset(answers):
                     break
@@ -202,27 +202,29 @@ class Generation:
 
     # --- tokens ------------------------------------------------------------------------------------------------------
 
-    async def _next(self, sequences: Sequences) -> list[Tokens]:
+    async def _next(self, sequences: Sequences) -> list[EngineOutput]:
         """The next tokens; none if the request is to leave first."""
-        tokens: list[Tokens] = []
+        outputs: list[EngineOutput] = []
         with suppress(DepartsError):
             async with self._departure.bounded():
-                tokens = await sequences.next()
+                outputs = await sequences.next()
         if sequences.longest_gap_s > self._tolerated_gap_s:
             self._tolerated_gap_s = inf  # it leaves for that once, as it may be held up anywhere
             self._departure.want("held_up")
-        return tokens
+        return outputs
 
-    def _take(self, tokens: Sequence[Tokens], answers: dict[int, Answer], sequences: Sequences) -> list[TextEvent]:
+    def _take(
+        self, outputs: Sequence[EngineOutput], answers: dict[int, Answer], sequences: Sequences
+    ) -> list[TextEvent]:
         """Take what to send of these tokens. Answers that end with them are removed."""
         events: list[TextEvent] = []
-        if tokens and not self._job.is_decoded:
+        if outputs and not self._job.is_decoded:
             self._serving.stages.served(self._serving.jobs.got_tokens(self._job))
-        for ready_tokens in tokens:
-            choice = ready_tokens.choice
+        for output in outputs:
+            choice = output.choice
             answer = answers[choice]
             self._answered.add(choice)
-            chunk, reason = answer.feed(ready_tokens)
+            chunk, reason = answer.feed(output.token_ids, output.finish_reason, output.scores)
             if chunk.token_ids or chunk.text:
                 events.append(chunk)
             if reason is not None:
@@ -292,9 +294,6 @@ def _replay(answers: Mapping[int, Answer], begun: Mapping[int, Sequence[int]]) -
 
 
 def _finished(reason: FinishReason, completion_tokens: int, sequences: Sequences, choice: int) -> Finished:
-    (first_s, last_s), joined_s = sequences.times_s(choice), sequences.joined_s
-    if first_s is None or last_s is None or joined_s is None:
-        return Finished(reason, completion_tokens, prefill_s=0.0, decode_s=0.0, choice=choice)
     preemptions, preempted_s = sequences.preempted(choice)
-    prefill_s = sequences.prefill_s(choice)
-    return Finished(reason, completion_tokens, prefill_s, last_s - first_s, choice, preemptions, preempted_s)
+    prefill_s, decode_s = sequences.prefill_s(choice), sequences.decode_s(choice)
+    return Finished(reason, completion_tokens, prefill_s, decode_s, choice, preemptions, preempted_s)

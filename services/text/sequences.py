@@ -2,31 +2,20 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from math import inf
 
-from triptych.domain.engine import EngineOutput, Scores
-from triptych.domain.generation import FinishReason
+from triptych.domain.engine import EngineOutput
 from triptych.errors import TriptychError
 
 
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """Tokens of one choice that were ready together. ``finish_reason`` is set on its last."""
-
-    choice: int
-    token_ids: tuple[int, ...]
-    scores: tuple[Scores, ...]
-    finish_reason: FinishReason | None
-
-
 @dataclass(slots=True)
-class _Unread:
-    """Tokens of one choice that have not been read."""
+class _Choice:
+    """One choice: what has not been read of it, and its times."""
 
-    token_ids: list[int] = field(default_factory=list)
-    scores: list[Scores] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
+    unread: list[EngineOutput] = field(default_factory=list)
     has_ended: bool = False
     """No further tokens will come."""
     first_token_s: float | None = None
@@ -47,7 +36,7 @@ class Sequences:
 
         ``on_gap`` gets the seconds between two tokens of a choice.
         """
-        self._choices = {choice: _Unread() for choice in choices}
+        self._choices = {choice: _Choice() for choice in choices}
         self._unfinished = len(choices)
         self.is_over = False
         """Every choice has finished or was dropped."""
@@ -61,10 +50,17 @@ class Sequences:
         self.longest_gap_s = 0.0
         """Of those between two tokens of a choice."""
 
-    def times_s(self, choice: int) -> tuple[float | None, float | None]:
-        """When the first and last token of a choice arrived, on the loop's clock."""
-        unread = self._choices[choice]
-        return unread.first_token_s, unread.last_token_s
+    def last_token_s(self, choice: int) -> float:
+        """When the last token of a choice arrived, on the loop's clock; infinite before one did."""
+        last_s = self._choices[choice].last_token_s
+        return inf if last_s is None else last_s
+
+    def decode_s(self, choice: int) -> float:
+        """From the first token of a choice to its last; 0 before them."""
+        known = self._choices[choice]
+        if known.first_token_s is None or known.last_token_s is None:
+            return 0.0
+        return known.last_token_s - known.first_token_s
 
     def prefill_s(self, choice: int) -> float:
         """From the start of the computation to the first token of a choice; 0 before that."""
@@ -73,8 +69,8 @@ class Sequences:
 
     def preempted(self, choice: int) -> tuple[int, float]:
         """How often a choice was preempted, and the gaps between tokens in which it was, in seconds."""
-        unread = self._choices[choice]
-        return unread.preemptions, unread.preempted_s
+        known = self._choices[choice]
+        return known.preemptions, known.preempted_s
 
     async def joined(self) -> float:
         """Wait until the engine has started it; returns when that was. Raises the error if it failed before."""
@@ -85,8 +81,8 @@ class Sequences:
             return self.joined_s
         raise self._error or AssertionError("it has begun, or failed")
 
-    async def next(self) -> list[Tokens]:
-        """All tokens that are ready, of at least one choice. Raises EngineFailure.
+    async def next(self) -> list[EngineOutput]:
+        """All tokens that are ready, of at least one choice; one output of each choice. Raises EngineFailure.
 
         Must not be called once every choice has finished or was cancelled.
         """
@@ -97,14 +93,13 @@ class Sequences:
                 return ready
         raise self._error
 
-    def take(self) -> list[Tokens]:
+    def take(self) -> list[EngineOutput]:
         """All tokens that are ready, maybe none."""
-        ready: list[Tokens] = []
-        for choice, unread in self._choices.items():
-            if unread.token_ids or unread.finish_reason is not None:
-                tokens, scores = tuple(unread.token_ids), tuple(unread.scores)
-                ready.append(Tokens(choice, tokens, scores, unread.finish_reason))
-                unread.token_ids, unread.scores, unread.finish_reason = [], [], None
+        ready: list[EngineOutput] = []
+        for choice in self._choices.values():
+            if choice.unread:
+                outputs, choice.unread = choice.unread, []
+                ready.append(outputs[0] if len(outputs) == 1 else _joined(outputs))
         return ready
 
     async def settled(self, within_s: float) -> None:
@@ -122,25 +117,24 @@ class Sequences:
 
     def deliver(self, output: EngineOutput, now_s: float) -> None:
         """Add a step's tokens of one choice. Ignored if the choice was dropped during the step."""
-        unread = self._choices[output.choice]
-        if unread.has_ended:
+        choice = self._choices[output.choice]
+        if choice.has_ended:
             return
         if self.joined_s is None:  # another choice, which goes on as well, still waits
             self.join(now_s)
-        if unread.first_token_s is None:
-            unread.first_token_s = now_s
-        if unread.last_token_s is not None:
-            gap_s = now_s - unread.last_token_s
+        if choice.first_token_s is None:
+            choice.first_token_s = now_s
+        if choice.last_token_s is not None:
+            gap_s = now_s - choice.last_token_s
             self._on_gap(gap_s)
             self.longest_gap_s = max(self.longest_gap_s, gap_s)
-            unread.preempted_s += gap_s if output.preemptions > unread.preemptions else 0.0
-        unread.preemptions = output.preemptions
-        unread.last_token_s = now_s
-        unread.token_ids.extend(output.token_ids)
-        unread.scores.extend(output.scores)
+            choice.preempted_s += gap_s if output.preemptions > choice.preemptions else 0.0
+        choice.preemptions = output.preemptions
+        choice.last_token_s = now_s
+        if output.token_ids or output.finish_reason is not None:
+            choice.unread.append(output)
         self._changed.set()
         if output.finish_reason is not None:
-            unread.finish_reason = output.finish_reason
             self.drop(output.choice)
 
     def drop(self, choice: int) -> None:
@@ -162,3 +156,12 @@ class Sequences:
         """The request has left the engine: no more tokens will come."""
         self._ended.set()
         self._on_over()
+
+
+def _joined(outputs: Sequence[EngineOutput]) -> EngineOutput:
+    """One output of these, which are of one choice, in their order."""
+    return replace(
+        outputs[-1],
+        token_ids=tuple(chain.from_iterable([output.token_ids for output in outputs])),
+        scores=tuple(chain.from_iterable([output.scores for output in outputs])),
+    )

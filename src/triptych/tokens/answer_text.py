@@ -5,7 +5,7 @@ a router, know what was sent of the tokens that somebody has already.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from triptych.domain.sampling import SamplingParams
 from triptych.tokens.stop import StopStrings
@@ -21,14 +21,6 @@ class Detokenizer(Protocol):
     def token_bytes(self, token_id: int) -> bytes: ...
 
 
-class Piece(NamedTuple):
-    """``text`` may be sent now. ``tokens`` of those that were given belong to the answer: all, unless it ``stopped``."""
-
-    text: str
-    tokens: int
-    stopped: bool
-
-
 class AnswerText:
     """Text of one choice. A stop string counts once ``min_tokens`` are there."""
 
@@ -36,25 +28,31 @@ class AnswerText:
         self._detokenizer = detokenizer
         self._stops = StopStrings(sampling.stop) if any(sampling.stop) else None
         self._min_tokens = sampling.min_tokens
-        self._tokens = 0
+        self.tokens = 0
+        """Tokens of the answer so far, up to the one that completes a stop string."""
+        self.stopped = False
+        """Whether a stop string has ended it."""
 
-    def feed(self, token_ids: Sequence[int]) -> Piece:
-        """Add tokens. Text that they leave incomplete comes with later ones."""
+    def feed(self, token_ids: Sequence[int]) -> str:
+        """Add tokens. Returns the text to send; what they leave incomplete comes with later ones."""
         if self._stops is None:
-            return Piece(self._detokenizer.feed(token_ids), len(token_ids), stopped=False)
+            self.tokens += len(token_ids)
+            return self._detokenizer.feed(token_ids)
         text = ""
-        for end, token_id in enumerate(token_ids, 1):  # it matters which one completes a stop string
-            self._tokens += 1
-            result = self._stops.feed(self._detokenizer.feed((token_id,)), counts=self._tokens >= self._min_tokens)
+        for token_id in token_ids:  # it matters which one completes a stop string
+            self.tokens += 1
+            result = self._stops.feed(self._detokenizer.feed((token_id,)), counts=self.tokens >= self._min_tokens)
             text += result.text
             if result.stopped:
-                return Piece(text, end, stopped=True)
-        return Piece(text, len(token_ids), stopped=False)
+                self.stopped = True
+                break
+        return text
 
-    def flush(self, hidden_tokens: int = 0) -> Piece:
+    def flush(self, hidden_tokens: int = 0) -> str:
         """The rest, at the end of the answer, after ``hidden_tokens`` that have no text."""
+        self.tokens += hidden_tokens
         if self._stops is None:
-            return Piece(self._detokenizer.flush(), 0, stopped=False)
-        self._tokens += hidden_tokens
-        result = self._stops.feed(self._detokenizer.flush(), counts=self._tokens >= self._min_tokens)
-        return Piece(result.text if result.stopped else result.text + self._stops.flush(), 0, result.stopped)
+            return self._detokenizer.flush()
+        result = self._stops.feed(self._detokenizer.flush(), counts=self.tokens >= self._min_tokens)
+        self.stopped = result.stopped
+        return result.text if result.stopped else result.text + self._stops.flush()

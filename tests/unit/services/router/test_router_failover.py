@@ -40,7 +40,6 @@ from triptych.services.router.prepare import ModelPrepare
 from triptych.services.router.service import RouterService
 from triptych.services.router.settings import RouterSettings
 from triptych.services.text.answer import Answer
-from triptych.services.text.sequences import Tokens
 from triptych.testing.fakes import FAKE_MODEL
 from triptych.testing.model import fake_prompt_builder
 from triptych.tokens.detokenize import IncrementalDetokenizer
@@ -89,7 +88,7 @@ class ScriptedText(FakeText):
         scores = () if request.sampling.logprobs is None else (Scores(ScoredToken(token, -token / 7), ()),)
         limited = answer.completion_tokens + 1 == request.sampling.max_tokens
         end = FinishReason.LENGTH if limited else FinishReason.STOP
-        chunk, reason = answer.feed(Tokens(choice, (token,), scores, None if left[choice] else end))
+        chunk, reason = answer.feed((token,), None if left[choice] else end, scores)
         if reason is None:
             return (chunk,)
         del left[choice]

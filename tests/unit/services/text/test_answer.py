@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from itertools import starmap
 
 import pytest
 
@@ -6,7 +7,6 @@ from triptych.domain.engine import ScoredToken, Scores
 from triptych.domain.generation import FinishReason
 from triptych.domain.sampling import SamplingParams
 from triptych.services.text.answer import Answer
-from triptych.services.text.sequences import Tokens
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 
@@ -24,16 +24,19 @@ class LetterDetokenizer:
         return chr(token_id).encode()
 
 
-def said(text: str, reason: FinishReason | None = None) -> Tokens:
+Said = tuple[tuple[int, ...], FinishReason | None, tuple[Scores, ...]]
+
+
+def said(text: str, reason: FinishReason | None = None) -> Said:
     ids = tuple(map(ord, text))
-    return Tokens(0, ids, tuple(Scores(ScoredToken(token, -0.5), ()) for token in ids), reason)
+    return ids, reason, tuple(Scores(ScoredToken(token, -0.5), ()) for token in ids)
 
 
-def answer(*pieces: Tokens, **sampling: object) -> tuple[str, int, int, FinishReason | None]:
+def answer(*pieces: Said, **sampling: object) -> tuple[str, int, int, FinishReason | None]:
     """Text, tokens, log-probabilities and reason."""
     answering = Answer(LetterDetokenizer(), SamplingParams(**sampling))  # type: ignore[arg-type]  # whatever a test asks for
     text, scores, reason = "", 0, None
-    for chunk, reason in map(answering.feed, pieces):
+    for chunk, reason in starmap(answering.feed, pieces):
         text += chunk.text
         scores += len(chunk.logprobs)
         assert len(chunk.logprobs) == len(chunk.token_ids)

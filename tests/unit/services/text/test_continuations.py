@@ -34,7 +34,6 @@ from triptych.domain.sampling import SamplingParams
 from triptych.errors import InvalidRequest
 from triptych.families.model_files import ModelFiles
 from triptych.services.text.answer import Answer
-from triptych.services.text.sequences import Tokens
 from triptych.tokens.detokenize import IncrementalDetokenizer
 from triptych.tokens.tokenizer import Tokenizer
 from triptych.transport.memory import MemoryNetwork
@@ -149,7 +148,7 @@ def test_characters_and_stop_strings_across_the_break_come_once(data: st.DataObj
         said, reason = "", None
         for place, token in enumerate(token_ids):
             last = FinishReason.LENGTH if is_rest and place + 1 == len(token_ids) else None
-            chunk, reason = answering.feed(Tokens(0, (token,), (), last))
+            chunk, reason = answering.feed((token,), last)
             said += chunk.text
             if reason is not None:
                 break
