@@ -150,13 +150,13 @@ class Attainment:
 
     def _dispatched(self, task: RequestTask, effect: Generate) -> None:
         if effect.kind is not AttemptKind.EARLY_PREFILL:
-            self._recorder.dispatched(task.number, task.text_instance, self._clock())
+            self._recorder.dispatched(task.number, task.machine.text_instance, self._clock())
 
     def _answering(self, task: RequestTask, _: FirstToken) -> None:
         now_s = self._clock()
         self._waits.answering(task.number, now_s)
-        if self._keeps_windows:
-            self._recorder.answering(task.number, task.timeline(), now_s)
+        if self._keeps_windows and (beginning := task.machine.beginning()) is not None:
+            self._recorder.answering(task.number, beginning, now_s)
 
     def ended(self, number: int, timeline: Timeline) -> None:
         now_s, is_done = self._clock(), timeline.outcome is Outcome.DONE

@@ -10,6 +10,7 @@ from triptych.domain.chat import ChatRequest
 from triptych.domain.continuation import begun
 from triptych.domain.embedding import LeaseId
 from triptych.domain.generation import KvTransferred, Ready, TextEvent, TextRequest, Usage
+from triptych.domain.instance import ModelInfo
 from triptych.domain.item_plan import ItemPlan
 from triptych.domain.kv_segment import KvPlacement
 from triptych.domain.recent import ChatShape
@@ -17,6 +18,7 @@ from triptych.domain.sampling import SamplingParams
 from triptych.errors import InstanceLost, Overloaded, TriptychError
 from triptych.machine.router.attainment import Gaps
 from triptych.machine.router.prompt_identity import PromptTokens
+from triptych.machine.router.request import RequestMachine
 from triptych.machine.router.request_events import (
     AnswerTransferred,
     AttemptKind,
@@ -38,7 +40,7 @@ from .cluster import Cluster
 from .late import LateRefusals
 from .leases import CallLeases
 from .prepare import Prepare, Prompted
-from .request_task import Admitted, RequestTask
+from .request_task import RequestTask
 from .stream_buffer import StreamBuffer
 
 _ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0, seed=0)
@@ -53,10 +55,12 @@ class ChatTask(RequestTask):
     def __init__(
         self,
         request: ChatRequest,
-        admitted: Admitted,
+        machine: RequestMachine,
         cluster: Cluster,
         clock: Clock,
         *,
+        model: ModelInfo,
+        media_bytes: int,
         attainment: Attainment,
         prepare: Prepare,
         sharding: Callable[[Sequence[ItemPlan]], tuple[ItemPlan, ...]],
@@ -67,7 +71,8 @@ class ChatTask(RequestTask):
         finds_prefixes: bool = False,
     ) -> None:
         """``rng`` draws a missing seed. ``finds_prefixes``: the prefix of the prompt is looked for at other instances."""
-        super().__init__(request, admitted, cluster, clock, attainment.listeners)
+        listeners = attainment.listeners
+        super().__init__(request, machine, cluster, clock, model=model, media_bytes=media_bytes, listeners=listeners)
         self.buffer = StreamBuffer()
         self._attainment = attainment
         self._gaps: Gaps | None = None

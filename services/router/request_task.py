@@ -5,7 +5,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -79,39 +79,30 @@ Listeners = Mapping[type, Callable[["RequestTask", Any], None]]
 NO_LISTENERS: Listeners = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Admitted:
-    """What a request has got by its admission."""
-
-    number: int
-    """Unlike the request id, never reused."""
-    model: ModelInfo
-    machine: RequestMachine
-    media_bytes: int
-    deadline_s: float
-
-
 class RequestTask(ABC):
     """A request that runs: ``drive`` brings it to its end. Subclasses prepare it, and serve what becomes of its items."""
 
     def __init__(
         self,
         request: ChatRequest | ResolveRequest,
-        admitted: Admitted,
+        machine: RequestMachine,
         cluster: Cluster,
         clock: Clock,
+        *,
+        model: ModelInfo,
+        media_bytes: int,
         listeners: Listeners = NO_LISTENERS,
     ) -> None:
+        """``media_bytes`` are those of ``request``."""
         self.request = request
+        self.machine = machine
+        """For reading: ``feed`` changes it."""
         self._listeners = listeners
-        self.media_bytes = admitted.media_bytes
-        self.number = admitted.number
-        """Unlike the request id, never reused."""
+        self.media_bytes = media_bytes
+        self.number = machine.number
         self.tenant: Tenant = (request.tenant if isinstance(request, ChatRequest) else None) or NOBODY
         """The request's tenant. Those who name none are one."""
-        self._model = admitted.model
-        self._machine = admitted.machine
-        self._deadline_s = admitted.deadline_s
+        self._model = model
         self._cluster = cluster
         self._clock = clock
         self.started_s = clock()
@@ -140,25 +131,16 @@ class RequestTask(ABC):
         """End what the caller sees, as the request is over."""
 
     @property
-    def phase(self) -> RequestPhase:
-        return self._machine.phase
-
-    @property
-    def text_instance(self) -> str:
-        """Id of the text instance chosen last."""
-        return self._machine.text_instance
-
-    @property
     def streamed_tokens(self) -> int:
         """Tokens of the answer, so far."""
         return 0
 
     def timeline(self) -> Timeline:
-        return self._machine.timeline(self._clock(), self.streamed_tokens)
+        return self.machine.timeline(self._clock(), self.streamed_tokens)
 
     def cancel(self) -> None:
         """The caller left: stop what runs and release what is held. No effect on a finished request."""
-        if not self._machine.phase.has_ended:
+        if not self.machine.phase.has_ended:
             self.feed(Signal.CALLER_LEFT)
 
     # --- lifecycle ---------------------------------------------------------------------------------------------------
@@ -180,7 +162,7 @@ class RequestTask(ABC):
                     # The process is ending: report it to whoever waits for the answer.
                     self.feed(Signal.CALLER_LEFT)
                     raise
-                if self._machine.phase is RequestPhase.DONE:
+                if self.machine.phase is RequestPhase.DONE:
                     # At most the end of the text instance's call is outstanding.
                     self._timers.append(asyncio.get_running_loop().call_later(_LAST_CALL_S, self._stop))
                 else:
@@ -209,7 +191,7 @@ class RequestTask(ABC):
         try:
             while self._events:
                 event = self._events.popleft()
-                if effects := self._machine.handle(event, self._clock()):
+                if effects := self.machine.handle(event, self._clock()):
                     self._apply(effects)
                 if (listener := self._listeners.get(type(event))) is not None:
                     listener(self, event)
@@ -243,7 +225,7 @@ class RequestTask(ABC):
                 case After(delay_s, event):
                     self._feed_after(delay_s, event)
                 case End(error):
-                    if self._machine.losses.too_many:
+                    if self.machine.losses.too_many:
                         lost_with = "; ".join(self._lost_with)
                         logger.error("request %s fails alone, lost with %s", self.request.request_id, lost_with)
                     self._ended(error)
@@ -276,7 +258,7 @@ class RequestTask(ABC):
             self.feed(Failed(InternalError("the router failed on this request")))
 
     def _left_s(self) -> float:
-        return max(0.0, self._deadline_s - self._clock())
+        return max(0.0, self.machine.deadline_s - self._clock())
 
     # --- calls -------------------------------------------------------------------------------------------------------
 
@@ -293,7 +275,7 @@ class RequestTask(ABC):
             survivors = frozenset[Loss]()
             if not has_ended:
                 await asyncio.sleep(_TOGETHER_S)  # else it would be sent to the next one that was killed with this one
-            if doubtful := self._machine.losses.doubtful(loss, certain=has_ended):
+            if doubtful := self.machine.losses.doubtful(loss, certain=has_ended):
                 survivors = await self._cluster.surviving(doubtful)
             if loss not in survivors:
                 self._lost_with.append(f"{name}: {shown(error.message)}")

@@ -2,9 +2,11 @@
 
 import asyncio
 
+from triptych.domain.instance import ModelInfo
 from triptych.domain.item_plan import ItemPlan
 from triptych.domain.resolving import ResolvedItem, ResolveRequest
 from triptych.errors import TriptychError
+from triptych.machine.router.request import RequestMachine
 from triptych.machine.router.request_events import Failed, Generate, Prepared, Resolved
 from triptych.ports import Clock, Offload
 from triptych.runtime import tracing
@@ -12,7 +14,7 @@ from triptych.runtime import tracing
 from .cluster import Cluster
 from .held_share import HeldShare, Sizes
 from .prepare import Prepare
-from .request_task import Admitted, RequestTask
+from .request_task import RequestTask
 
 
 class ResolveTask(RequestTask):
@@ -23,15 +25,17 @@ class ResolveTask(RequestTask):
     def __init__(
         self,
         request: ResolveRequest,
-        admitted: Admitted,
+        machine: RequestMachine,
         cluster: Cluster,
         clock: Clock,
         *,
+        model: ModelInfo,
+        media_bytes: int,
         prepare: Prepare,
         offload: Offload,
         share: HeldShare,
     ) -> None:
-        super().__init__(request, admitted, cluster, clock)
+        super().__init__(request, machine, cluster, clock, model=model, media_bytes=media_bytes)
         self._prepare_request = prepare
         self._offload = offload
         self._share = share
@@ -58,7 +62,7 @@ class ResolveTask(RequestTask):
         try:
             with tracing.child("prepare"):
                 items = await self._offload.run(self._prepare_request.items, self.request, self._model)
-            if self.phase.has_ended:
+            if self.machine.phase.has_ended:
                 return
             sizes = {item.content: item.nbytes for item in items}
             self._share.take(sizes, "media")

@@ -47,7 +47,7 @@ from .late import LateRefusals
 from .leases import KeyLeases
 from .prepare import Prepare
 from .record import Record
-from .request_task import Admitted, RequestTask
+from .request_task import RequestTask
 from .resolve_task import ResolveTask
 from .running_requests import RunningRequests
 from .settings import RouterSettings
@@ -276,7 +276,8 @@ class RouterService:
         media_bytes = self._check(request)
         timeout_s = self._timeout_s(request.timeout_s)
         model = self._model(request.model)
-        admission.check_continued(request.sampling, request.continued, model.context_length)
+        if request.continued:
+            admission.check_continued(request.sampling, request.continued, model.context_length)
         if text_lost:
             raise Unavailable("no text instance is available", retry_after_s=self._settings.capacity.retry_after_s)
         if not request.continued:  # its caller has some of it already
@@ -285,19 +286,19 @@ class RouterService:
                 request.priority, media=media_bytes > 0, tenant=request.tenant or NOBODY
             )
             self._late.check(lambda: request, left_s=timeout_s, wait_s=wait_s, service_s=service_s, prepared=False)
-        admitted = self._admitted(
+        machine = self._new_machine(
             request,
-            model,
-            media_bytes=media_bytes,
             timeout_s=timeout_s,
             choices=len(request.continued) or request.sampling.n,
             continued_tokens=request.begun_tokens if request.continued else None,
         )
         task = ChatTask(
             request,
-            admitted,
+            machine,
             self._cluster,
             self._clock,
+            model=model,
+            media_bytes=media_bytes,
             attainment=self.attainment,
             prepare=self._prepare,
             sharding=self._in_shards,
@@ -319,12 +320,13 @@ class RouterService:
         media_bytes = self._check_media(request.media, "media")
         timeout_s = self._timeout_s(request.timeout_s)
         model = self._model(request.model)
-        admitted = self._admitted(request, model, media_bytes=media_bytes, timeout_s=timeout_s)
         task = ResolveTask(
             request,
-            admitted,
+            self._new_machine(request, timeout_s=timeout_s),
             self._cluster,
             self._clock,
+            model=model,
+            media_bytes=media_bytes,
             prepare=self._prepare,
             offload=self._offload,
             share=self._held_share,
@@ -346,18 +348,16 @@ class RouterService:
             raise DeadlineExceeded("the request's time limit passed before it arrived")
         return admission.check_timeout(timeout_s, self._settings.max_timeout_s)
 
-    def _admitted(
+    def _new_machine(
         self,
         request: ChatRequest | ResolveRequest,
-        model: ModelInfo,
         *,
-        media_bytes: int,
         timeout_s: float,
         choices: int = 1,
         continued_tokens: int | None = None,
-    ) -> Admitted:
+    ) -> RequestMachine:
         now_s, number = self._clock(), next(self._numbers)
-        machine = RequestMachine(
+        return RequestMachine(
             number,
             request.request_id,
             request.model,
@@ -373,7 +373,6 @@ class RouterService:
             resolves=isinstance(request, ResolveRequest),
             continued_tokens=continued_tokens,
         )
-        return Admitted(number, model, machine, media_bytes, now_s + timeout_s)
 
     def _run(self, task: RequestTask) -> None:
         """Start an admitted request."""
@@ -444,7 +443,7 @@ class RouterService:
         if not 1 <= len(request_id) <= limit or not (request_id.isascii() and request_id.isprintable()):
             raise InvalidRequest(f"a request id has 1 to {limit} printable ASCII characters", param="request_id")
         # A cancelled request is over for its caller: a client that lost its connection may retry at once.
-        if (task := self._requests.find(request_id)) is not None and not task.phase.has_ended:
+        if (task := self._requests.find(request_id)) is not None and not task.machine.phase.has_ended:
             raise InvalidRequest(f"request {request_id!r} is running already", param="request_id")
 
     def _model(self, name: str) -> ModelInfo:

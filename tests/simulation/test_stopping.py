@@ -358,7 +358,7 @@ def test_a_request_stops_within_100_ms_and_one_engine_step(
             await asyncio.sleep(STOPPED_S - 0.01)
             tasks = cluster.router._requests
             (task,) = [running for running in tasks if running.request.request_id != first.request.request_id]
-            assert place.is_there(cluster, task.phase), (task.phase, cluster.held())
+            assert place.is_there(cluster, task.machine.phase), (task.machine.phase, cluster.held())
             await asyncio.sleep(began_s + STOPPED_S + STOPS_WITHIN_S + place.step_s - now_s())
             assert counts(cluster) == before
             reply = playing.result()

@@ -40,6 +40,18 @@ class ItemTimeline:
 
 
 @record
+class Beginning:
+    """Times of a request up to its first token, by which it is judged. Meanings as in ``Timeline``."""
+
+    ttft_s: float
+    prepare_s: float
+    encode_s: float
+    queue_s: float
+    slowest_encoder: str = ""
+    """Id of the encoder that took longest for an item; empty without items."""
+
+
+@record
 class Timeline:
     request_id: str
     model: str
@@ -89,6 +101,13 @@ class Timeline:
     kv_pull_bytes: int = 0
     error: str = ""
     """The error's code if the outcome is FAILED."""
+
+    @property
+    def beginning(self) -> Beginning:
+        """Times up to the first token, of a request that has one."""
+        slowest = max(self.items, key=lambda item: item.queue_s + item.encode_s, default=None)
+        encoder = "" if slowest is None else slowest.encoder
+        return Beginning(self.ttft_s, self.prepare_s, self.encode_s, self.queue_s, encoder)
 
 
 @dataclass(frozen=True, slots=True)

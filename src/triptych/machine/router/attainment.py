@@ -20,7 +20,7 @@ from triptych.domain.slo import (
     Slo,
     modality_of,
 )
-from triptych.domain.timeline import ItemTimeline, Outcome, Timeline
+from triptych.domain.timeline import Beginning, Outcome, Timeline
 from triptych.domain.windows import (
     ATTAINMENT_WINDOW_S,
     MAX_BLAMED,
@@ -256,10 +256,10 @@ class AttainmentRecorder:
             request.dispatched_s, request.instance_id = now_s, instance_id
         self.roll(now_s)
 
-    def answering(self, number: int, timeline: Timeline, now_s: float) -> None:
+    def answering(self, number: int, beginning: Beginning, now_s: float) -> None:
         """Note that its first token has arrived."""
-        if (request := self._running.get(number)) is not None:
-            self._answering(request, timeline)
+        if (request := self._running.get(number)) is not None and not request.answering:
+            self._answering(request, beginning)
         self.roll(now_s)
 
     def ended(self, number: int, timeline: Timeline, now_s: float) -> None:
@@ -277,24 +277,23 @@ class AttainmentRecorder:
         self._refusals += Refusals(int(overloaded), int(not overloaded))
         self.roll(now_s)
 
-    def _answering(self, request: _Running, timeline: Timeline) -> None:
-        if request.answering:
-            return
+    def _answering(self, request: _Running, beginning: Beginning) -> None:
         request.answering = True
-        self._classes[request.class_name].seconds[Metric.TTFT].add(timeline.ttft_s)
-        encode_s = timeline.encode_s
-        prefill_s = max(0.0, timeline.ttft_s - timeline.prepare_s - encode_s)
+        ttft_s, prepare_s, encode_s = beginning.ttft_s, beginning.prepare_s, beginning.encode_s
+        self._classes[request.class_name].seconds[Metric.TTFT].add(ttft_s)
+        prefill_s = max(0.0, ttft_s - prepare_s - encode_s)
         if not request.judged:
-            self._judge(request, timeline.ttft_s, timeline.prepare_s, encode_s, prefill_s, timeline.items)
+            self._judge(request, ttft_s, prepare_s, encode_s, prefill_s, beginning.slowest_encoder)
         # The wait for the engine is no part of the isolated latency.
         sample = self._isolated[request.class_name]
-        sample.add(timeline.prepare_s, encode_s, max(0.0, prefill_s - timeline.queue_s))
+        sample.add(prepare_s, encode_s, max(0.0, prefill_s - beginning.queue_s))
         sample.encoded(request.counts.media_tokens, encode_s)
 
     def _over(self, request: _Running, timeline: Timeline) -> None:
         gaps, outcome = request.gaps, timeline.outcome
         if outcome is Outcome.DONE:
-            self._answering(request, timeline)
+            if not request.answering:
+                self._answering(request, timeline.beginning)
             self._judge_end(request, timeline)
         elif not request.judged:
             self._judge_unanswered(request, timeline)
@@ -343,7 +342,7 @@ class AttainmentRecorder:
         prepare_s: float,
         encode_s: float,
         prefill_s: float,
-        items: Sequence[ItemTimeline] = (),
+        slowest_encoder: str = "",
     ) -> None:
         request.judged = True
         window = self._classes[request.class_name]
@@ -363,8 +362,8 @@ class AttainmentRecorder:
                 missed_prefill=int(ChargedStage.PREFILL in stages),
                 missed_uncharged=int(not stages),
             )
-        if slowest := max(items, key=lambda item: item.queue_s + item.encode_s, default=None):
-            self._blame(slowest.encoder, missed=ChargedStage.ENCODE in stages)
+        if slowest_encoder:
+            self._blame(slowest_encoder, missed=ChargedStage.ENCODE in stages)
         if request.instance_id:
             self._blame(request.instance_id, missed=ChargedStage.PREFILL in stages)
 

@@ -24,7 +24,7 @@ from triptych.domain.embedding import LeaseId
 from triptych.domain.generation import Finished, Ready
 from triptych.domain.limits import Positive, PositiveSeconds, Seconds, check_limits
 from triptych.domain.stage import Stage
-from triptych.domain.timeline import Outcome, Timeline
+from triptych.domain.timeline import Beginning, Outcome, Timeline
 from triptych.errors import (
     ArenaFull,
     Cancelled,
@@ -162,9 +162,11 @@ class RequestMachine:
         ``continued_tokens``: another router began its answer, and has passed on so many tokens of these choices.
         ``share`` gives the request's share of its tenant at a stage that it has come to. ``new_lease`` returns a fresh lease id.
         """
-        self._number = number
+        self.number = number
+        """For reading; unlike the request id, never reused."""
         self._request_id = request_id
-        self._deadline_s = deadline_s
+        self.deadline_s = deadline_s
+        """For reading."""
         self._limits = limits
         self._new_lease = new_lease
         self._choices = choices
@@ -217,6 +219,10 @@ class RequestMachine:
             prompt_tokens=self._wants.prompt_tokens,
             completion_tokens=completion_tokens,
         )
+
+    def beginning(self) -> Beginning | None:
+        """How long the first token has taken; None before the last attempt has sent one."""
+        return self._times.beginning(self._items, self._texts.sent[-1]) if self._texts.sent else None
 
     def validate(self) -> None:
         """Raise AssertionError where an invariant does not hold."""
@@ -285,7 +291,7 @@ class RequestMachine:
             case Signal.HEDGES_DUE:
                 if self.losses.lost:
                     return []  # a second encoder might end with it
-                return self._items.hedges_due(self._number, now_s)
+                return self._items.hedges_due(self.number, now_s)
             case Failed(error):
                 return self._end(RequestPhase.FAILED, error, now_s)
             case TextPoolLost(error, begun):
@@ -295,13 +301,13 @@ class RequestMachine:
             case Signal.CALLER_LEFT:
                 return self._end(RequestPhase.CANCELLED, Cancelled("the client disconnected"), now_s)
             case Signal.DEADLINE_PASSED:
-                error = DeadlineExceeded(f"not done within {self._deadline_s - self._times.started_s:.3f} s")
+                error = DeadlineExceeded(f"not done within {self.deadline_s - self._times.started_s:.3f} s")
                 return self._end(RequestPhase.FAILED, error, now_s)
 
     def _prepared(self, event: Prepared, now_s: float) -> list[RequestEffect]:
         self._times.prepared_s = now_s
         self._wants.prepared(event)
-        self._items = RequestItems(event.items)
+        self._items.add(event.items)
         if not self._items.all:
             return self._dispatch(now_s, "nothing to encode")
         self.phase = RequestPhase.WAITING
@@ -384,7 +390,7 @@ class RequestMachine:
         """
         limits = self._limits
         delay_s = pause_s(self._request_id, refusals, first_s=limits.arena_retry_s, longest_s=limits.longest_pause_s)
-        if now_s + delay_s >= self._deadline_s:
+        if now_s + delay_s >= self.deadline_s:
             return self._end(RequestPhase.FAILED, error, now_s)
         self._pause_number += 1
         self._pauses[self._pause_number] = frozenset(items)
@@ -405,7 +411,7 @@ class RequestMachine:
         if attempt is None or attempt.leases is None or attempt.result is not None:
             return _too_late(event.name, (result.router_lease, result.ticket.lease_id))
         item = self._items.of(attempt)
-        fault = attempt.leases.granted(result.ticket, result.router_lease, item.plan, self._deadline_s)
+        fault = attempt.leases.granted(result.ticket, result.router_lease, item.plan, self.deadline_s)
         if fault is not None:
             error = InternalError(f"encoder {attempt.grant.instance_id} returned {fault}")
             return self._encode_elsewhere(attempt, error, now_s)
@@ -461,7 +467,7 @@ class RequestMachine:
         if renew.extends:
             if leases is None or not tickets:
                 return []  # released in the meantime, or retried at half of the time left
-            leases.extended(renew.lease_ids[: len(tickets)], event.requested_s, renew.lease_s, self._deadline_s)
+            leases.extended(renew.lease_ids[: len(tickets)], event.requested_s, renew.lease_s, self.deadline_s)
             return self._items.watch_leases(now_s)
         if attempt is None or leases is None or leases.readers != renew.lease_ids or not leases.is_pending:
             return _too_late(renew.name, [ticket.lease_id for ticket in tickets])
@@ -490,7 +496,7 @@ class RequestMachine:
 
     def _lease_s(self, now_s: float) -> float:
         """The time that the request may still take, capped."""
-        return max(0.0, min(self._deadline_s - now_s, self._limits.max_lease_s))
+        return max(0.0, min(self.deadline_s - now_s, self._limits.max_lease_s))
 
     # --- what is next ------------------------------------------------------------------------------------------------
 
@@ -522,7 +528,7 @@ class RequestMachine:
             if segments.is_pending:
                 return []
             held.append(segments)
-        needed_until_s = min(self._deadline_s, now_s + self._limits.min_lease_s)
+        needed_until_s = min(self.deadline_s, now_s + self._limits.min_lease_s)
         stale = [leases for leases in held if leases.is_stale(needed_until_s)]
         if not stale:
             return self._hold(now_s) if self._resolves else self._dispatch(now_s, "every item is encoded")
@@ -714,7 +720,7 @@ class RequestMachine:
         effects: list[RequestEffect] = []
         waits = self.phase is RequestPhase.DISPATCHING and self._texts.current is None
         if waits or self.phase is RequestPhase.WAITING:
-            effects.append(CreditsAbandoned(self._number, phase.value))
+            effects.append(CreditsAbandoned(self.number, phase.value))
         self._pauses.clear()
         if isinstance(error, LeaseLost):
             # Leases are internal: tell the client that its media was lost.

@@ -233,13 +233,18 @@ class RequestItem:
 class RequestItems:
     """The items of a request, in order of their indices. Part of ``machine.router.request.RequestMachine``, which alone changes it."""
 
-    def __init__(self, plans: Iterable[ItemPlan] = ()) -> None:
-        self.all = [RequestItem(index, plan) for index, plan in enumerate(plans)]
+    def __init__(self) -> None:
+        self.all: list[RequestItem] = []
         """For reading."""
         self._lease_alarm_s = inf
         """When ``LEASES_DUE`` will come."""
         self._hedge_alarm_s = inf
         """When ``HEDGES_DUE`` will come."""
+
+    def add(self, plans: Iterable[ItemPlan]) -> None:
+        """Add items, which are to be encoded."""
+        for index, plan in enumerate(plans, len(self.all)):
+            self.all.append(RequestItem(index, plan))
 
     # --- what is held ------------------------------------------------------------------------------------------------
 
@@ -274,6 +279,17 @@ class RequestItems:
         if attempt.grant.item is None:
             raise AssertionError("no attempt at an item")
         return self.all[attempt.grant.item]
+
+    @property
+    def slowest_encoder(self) -> str:
+        """Id of the encoder that took longest for an item, its queue included; empty without one."""
+        longest_s, slowest = -inf, ""
+        for item in self.all:
+            if (served := item.served) is not None and (result := served.result) is not None:
+                took_s = result.queue_s + result.encode_s
+                if took_s > longest_s:
+                    longest_s, slowest = took_s, served.grant.instance_id
+        return slowest
 
     def nbytes_by_encoder(self) -> dict[str, int]:
         """Arena bytes of the embeddings, by the ids of the encoders that hold them."""

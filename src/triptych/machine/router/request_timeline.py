@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from triptych.domain.generation import Finished, KvReport, Ready
-from triptych.domain.timeline import Outcome, Timeline
+from triptych.domain.timeline import Beginning, Outcome, Timeline
 from triptych.machine.router.attempts import Ending, TextAttempt, TextAttempts
-from triptych.machine.router.request_items import RequestItem
+from triptych.machine.router.request_items import RequestItem, RequestItems
 
 _NO_KV = KvReport()
 
@@ -30,6 +30,18 @@ class RequestTimes:
     finished: dict[int, Finished] = field(default_factory=dict)
     """By choice."""
     error: str = ""
+
+    def beginning(self, items: RequestItems, answering: TextAttempt) -> Beginning | None:
+        """Times to the first token of an answer that began here, from this attempt; None before that."""
+        if answering.first_token_s is None or self.prepared_s is None or self.encoded_s is None:
+            return None
+        return Beginning(
+            ttft_s=answering.first_token_s - self.started_s,
+            prepare_s=self.prepared_s - self.started_s,
+            encode_s=self.encoded_s - self.prepared_s if items.all else 0.0,
+            queue_s=0.0 if answering.ready is None else answering.ready.queue_s,
+            slowest_encoder=items.slowest_encoder,
+        )
 
     def timeline(
         self,

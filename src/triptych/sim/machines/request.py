@@ -116,11 +116,6 @@ class SimRequest:
         """Calls that are not over, with their credits."""
 
     @property
-    def text_instance(self) -> str:
-        """Id of the text instance chosen last."""
-        return self.machine.text_instance
-
-    @property
     def has_ended(self) -> bool:
         return self.machine.phase.has_ended
 

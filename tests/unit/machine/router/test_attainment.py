@@ -69,7 +69,7 @@ class Router:
     def serves(self, shape: Shape, what: Timeline) -> None:
         number = self.arrives(shape)
         self.recorder.dispatched(number, "t1", self.now_s)
-        self.recorder.answering(number, what, self.now_s)
+        self.recorder.answering(number, what.beginning, self.now_s)
         self.recorder.validate()
         self.is_over(number, what)
 
@@ -162,7 +162,7 @@ def test_a_late_answer_is_judged_once() -> None:
     number = router.arrives(IMAGE)
     router.window()
     router.window()
-    router.recorder.answering(number, timeline(encode_s=3.0), router.now_s)
+    router.recorder.answering(number, timeline(encode_s=3.0).beginning, router.now_s)
     router.is_over(number, timeline(encode_s=3.0))
     assert router.window().ttft == Judged(0, 1)
 
@@ -307,6 +307,6 @@ def test_the_sliding_window_forgets() -> None:
 def test_steps_of_an_unknown_request_change_nothing() -> None:
     router = Router("ttft=5x")
     router.recorder.dispatched(9, "t1", router.now_s)
-    router.recorder.answering(9, timeline(), router.now_s)
+    router.recorder.answering(9, timeline().beginning, router.now_s)
     router.is_over(9, timeline())
     assert router.window() == ClassWindow()

@@ -26,7 +26,8 @@ def plan(item: int) -> ItemPlan:
 
 def items(encoders: str, *, lease_s: float = 10.0) -> RequestItems:
     """Items at these encoders, which have been asked at 0 s, with credits from 0 on."""
-    made, leases = RequestItems(plan(number) for number in range(len(encoders))), count()
+    made, leases = RequestItems(), count()
+    made.add(plan(number) for number in range(len(encoders)))
     for item, encoder in zip(made.all, encoders, strict=True):
         grant = Grant(item.index, item.index, encoder, f"i-{encoder}")
         item.begin(grant, FIRST_COME, lambda: b"%d" % next(leases), 0.0, lease_s)
