@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractContextManager, aclosing, suppress
-from dataclasses import dataclass
 from typing import Protocol
 
 from triptych.domain.embedding import LeaseId
@@ -38,7 +37,9 @@ from triptych.machine.router.shared_events import (
     LeasesTaken,
     Moved,
     PlaceRefused,
+    Release,
     TextPoolLost,
+    released_together,
 )
 from triptych.policy.placement.pool import Pool
 from triptych.policy.policies import Policies
@@ -108,7 +109,7 @@ class Cluster:
         self._requesters: dict[int, Requester] = {}
         self.prefix_leases = {"granted": 0, "refused": 0}
         """Leases on segments of prompts' prefixes that were asked for, by whether they were there in time."""
-        self._releases: dict[str, _Unreleased] = {}
+        self._releases: dict[str, list[Release]] = {}
         """By instance: what waits for a running call."""
         self._all_released = asyncio.Event()
         self._all_released.set()
@@ -199,52 +200,53 @@ class Cluster:
                 await self._text_back.wait()
         return not self.machine.text_lost
 
-    def release(self, name: str, lease_ids: tuple[LeaseId, ...], credits_: tuple[int, ...]) -> None:
-        """Release leases in the background, then return their credits.
+    def release(self, release: Release) -> None:
+        """Release leases in the background, then return their credit.
 
         There is one call per instance at a time; leases that come meanwhile go with the next one. The instance counts as in use
         until its call has ended.
         """
-        if not lease_ids:
-            self._return(credits_)
+        name = release.name
+        if not release.lease_ids:
+            self._return(() if release.credit is None else (release.credit,))
             return
-        if not credits_:
-            self.feed(LeasesTaken(name, lease_ids))
-        if (unreleased := self._releases.get(name)) is None:
+        if release.credit is None:
+            self.feed(LeasesTaken(name, release.lease_ids))
+        if (waiting := self._releases.get(name)) is None:
             try:
                 self._scope.spawn(self._release_all(name), name="release")
-                self._releases[name] = _Unreleased(list(lease_ids), list(credits_))
+                self._releases[name] = [release]
                 self._all_released.clear()
             except RuntimeError:
                 # The process is ending: the leases expire.
-                self._leave_to_expire(name, lease_ids, credits_)
-        elif len(unreleased.lease_ids) + len(lease_ids) > _MAX_UNRELEASED:
-            self._leave_to_expire(name, lease_ids, credits_)
+                self._leave_to_expire(name, [release])
+        elif sum([len(known.lease_ids) for known in (*waiting, release)]) > _MAX_UNRELEASED:
+            self._leave_to_expire(name, [release])
         else:
-            unreleased.lease_ids += lease_ids
-            unreleased.credits += credits_
+            waiting.append(release)
 
     async def released(self) -> None:
         """Return once no lease is being released. A call to release some takes ``control_timeout_s`` at most."""
         await self._all_released.wait()
 
-    def _leave_to_expire(self, name: str, lease_ids: tuple[LeaseId, ...], credits_: tuple[int, ...]) -> None:
+    def _leave_to_expire(self, name: str, releases: Sequence[Release]) -> None:
+        lease_ids, credits_ = released_together(releases)
         logger.info("%d leases at %s are left to expire", len(lease_ids), name)
-        self._give_back(name, lease_ids, credits_)
+        self.feed(LeasesReturned(name, lease_ids, credits_))
 
     async def _release_all(self, name: str) -> None:
         try:
-            while (unreleased := self._releases[name]).lease_ids:
-                self._releases[name] = _Unreleased([], [])
-                await self._release(name, unreleased.lease_ids, unreleased.credits)
+            while releases := self._releases[name]:
+                self._releases[name] = []
+                await self._release(name, *released_together(releases))
         finally:
-            unreleased = self._releases.pop(name)
+            left = self._releases.pop(name)
             if not self._releases:
                 self._all_released.set()
-            if unreleased.lease_ids:  # the process is ending
-                self._give_back(name, unreleased.lease_ids, unreleased.credits)
+            if left:  # the process is ending
+                self._leave_to_expire(name, left)
 
-    async def _release(self, name: str, lease_ids: Sequence[LeaseId], credits_: Sequence[int]) -> None:
+    async def _release(self, name: str, lease_ids: tuple[LeaseId, ...], credits_: tuple[int, ...]) -> None:
         try:
             async with asyncio.timeout(self._settings.control_timeout_s):
                 with self.call(name) as encoder:
@@ -254,10 +256,7 @@ class Cluster:
         except TriptychError as error:
             logger.info("%s did not release %d leases (%s); they expire", name, len(lease_ids), error.code)
         finally:
-            self._give_back(name, lease_ids, credits_)
-
-    def _give_back(self, name: str, lease_ids: Sequence[LeaseId], credits_: Sequence[int]) -> None:
-        self.feed(LeasesReturned(name, tuple(lease_ids), tuple(credits_)))
+            self.feed(LeasesReturned(name, lease_ids, credits_))
 
     def _return(self, credits_: Sequence[int]) -> None:
         for credit in credits_:
@@ -420,11 +419,3 @@ def _change(member: Member) -> MemberJoined | MemberLeaving | MemberLeft:
             return MemberLeaving(member.address)
         case MemberState.LEFT:
             return MemberLeft(member.address)
-
-
-@dataclass(slots=True)
-class _Unreleased:
-    """Leases to be released at one instance, with their credits."""
-
-    lease_ids: list[LeaseId]
-    credits: list[int]

@@ -12,7 +12,7 @@ from triptych.domain.kv_segment import KnownSegment, KvPlacement
 from triptych.domain.resolving import ResolvedItem
 from triptych.errors import InternalError, LeaseLost, NotFound, TriptychError, Unavailable
 from triptych.machine.router.cluster_events import KeyGone, KeysTold
-from triptych.machine.router.shared_events import LeasesReturned, LeasesTaken
+from triptych.machine.router.shared_events import LeasesReturned, LeasesTaken, Release
 
 from .cluster import Cluster
 from .held_share import HeldShare
@@ -87,7 +87,7 @@ class CallLeases:
         for name, lease_ids in list(self._held.items()):
             self._held[name] = [lease_id for lease_id in lease_ids if lease_id in kept]
             if released := tuple([lease_id for lease_id in lease_ids if lease_id not in kept]):
-                self._cluster.release(name, released, ())
+                self._cluster.release(Release(name, None, released))
 
 
 class KeyLeases:

@@ -52,7 +52,6 @@ from triptych.machine.router.shared_events import (
     ItemEncoded,
     Release,
     TextWanted,
-    released_together,
 )
 from triptych.ports import Clock
 from triptych.runtime import tracing
@@ -202,7 +201,6 @@ class RequestTask(ABC):
         self._timers.append(asyncio.get_running_loop().call_later(delay_s, self.feed, event))
 
     def _apply(self, effects: list[RequestEffect]) -> None:  # noqa: C901, PLR0912 - one dispatch
-        releases: dict[str, list[Release]] = {}
         debug = logger.isEnabledFor(logging.DEBUG)
         for effect in effects:
             if debug and isinstance(effect, _REASONED):  # only the reason: effects hold lease ids, which are secret
@@ -220,8 +218,8 @@ class RequestTask(ABC):
                 case Abort(credit):
                     if (call := self._calls.get(credit)) is not None:
                         call.cancel()
-                case Release(name):
-                    releases.setdefault(name, []).append(effect)
+                case Release():
+                    self._cluster.release(effect)
                 case After(delay_s, event):
                     self._feed_after(delay_s, event)
                 case End(error):
@@ -232,8 +230,6 @@ class RequestTask(ABC):
                     self._over.set()
                 case _:
                     self._cluster.feed(effect)
-        for name, group in releases.items():
-            self._cluster.release(name, *released_together(group))
 
     def _start(self, work: Call, name: str, credit: int | None = None) -> asyncio.Task[None]:
         if self._group is None:

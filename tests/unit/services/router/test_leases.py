@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -14,7 +14,7 @@ from triptych.domain.embedding import LEASE_ID_NBYTES, LeaseId, Ticket
 from triptych.domain.encoding import LeaseRequest
 from triptych.domain.kv_segment import KnownSegment
 from triptych.errors import LeaseLost, Unavailable
-from triptych.machine.router.shared_events import LeasesReturned, LeasesTaken
+from triptych.machine.router.shared_events import LeasesReturned, LeasesTaken, Release
 from triptych.services.router.leases import CallLeases
 from triptych.virtual import virtual_time
 
@@ -62,10 +62,10 @@ class Holders:
         leases = {(event.name, lease_id) for lease_id in event.lease_ids}
         self.counted = self.counted | leases if isinstance(event, LeasesTaken) else self.counted - leases
 
-    def release(self, name: str, lease_ids: Sequence[LeaseId], credits_: Sequence[int]) -> None:
-        assert not credits_
-        self.held[name] -= set(lease_ids)
-        self.feed(LeasesReturned(name, tuple(lease_ids)))
+    def release(self, release: Release) -> None:
+        assert release.credit is None
+        self.held[release.name] -= set(release.lease_ids)
+        self.feed(LeasesReturned(release.name, release.lease_ids))
 
     @property
     def leases(self) -> int:
