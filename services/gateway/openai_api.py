@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails, from_json
 
-from triptych.domain.chat import MediaPart, Message, Part, SpeakerRole, TextPart, ToolCall, ToolChoice
+from triptych.domain.chat import ANY_TOOL, MediaPart, Message, Part, SpeakerRole, TextPart, ToolCall, ToolChoice
 from triptych.domain.media import Modality
 from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
 from triptych.errors import InvalidRequest, RequestTooLarge, TriptychError
@@ -73,7 +73,7 @@ class ParsedRequest:
     """A raw prompt, instead of messages."""
     tools: str = ""
     """The tools as JSON text; empty for none."""
-    tool_choice: ToolChoice = field(default_factory=ToolChoice)
+    tool_choice: ToolChoice = ANY_TOOL
     cache_salt: str = ""
     priority: int = 0
     remote: tuple[Remote, ...] = ()
@@ -298,6 +298,8 @@ def _naming(param: str) -> Iterator[None]:
 def _tool_choice(given: ApiToolChoice | None, *, parallel: bool) -> ToolChoice:
     if isinstance(given, ApiNamedTool):
         return ToolChoice(name=given.function.name, parallel=parallel)
+    if given != "required" and parallel:
+        return ANY_TOOL
     return ToolChoice(required=given == "required", parallel=parallel)
 
 

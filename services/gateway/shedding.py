@@ -201,7 +201,9 @@ class Shedding:
         return is_behind and not self._probing_of(key).take(now_s)
 
     def _probing_of(self, key: str) -> Probing:
-        return self._probing.setdefault(key, Probing(ASKED, LEAST_ASKED, PROBED_S))
+        if (probing := self._probing.get(key)) is None:
+            probing = self._probing[key] = Probing(ASKED, LEAST_ASKED, PROBED_S)
+        return probing
 
     def _note(self, delay_s: Seconds, now_s: Seconds) -> None:
         if self._is_calm and delay_s <= BEHIND_S:

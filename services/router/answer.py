@@ -36,14 +36,15 @@ class Answer:
         *,
         begun: Mapping[int, Sequence[int]],
         passed_on: Mapping[int, str] = _NOTHING,
-        usage: Usage,
+        prompt_tokens: int,
+        image_tokens: int = 0,
         most_tokens: float = inf,
         gaps: Gaps | None = None,
         clock: Clock,
     ) -> None:
         """``begun`` has the choices, and the tokens of each that another router passed on; ``passed_on`` the text of these
-        tokens, where calls are read. ``usage`` counts the prompt only. No choice has more than ``most_tokens``. The gaps between
-        tokens are counted in ``gaps``.
+        tokens, where calls are read. ``image_tokens`` are part of ``prompt_tokens``. No choice has more than ``most_tokens``. The
+        gaps between tokens are counted in ``gaps``.
         """
         self._most_tokens = most_tokens
         self._gaps = gaps
@@ -52,7 +53,8 @@ class Answer:
         self._calls = None if calling is None else ToolCallStream(calling, begun, _new_call_id, passed_on)
         self._sent: dict[int, array[int]] = {choice: array("I", tokens) for choice, tokens in begun.items()}
         """By choice that has not finished: the ids of the tokens passed on."""
-        self._usage = usage
+        self._prompt_tokens = prompt_tokens
+        self._image_tokens = image_tokens
         self._completion_tokens = 0
         self.streamed_tokens = sum(map(len, begun.values()))
         self.finish_reason = ""
@@ -78,7 +80,7 @@ class Answer:
                 self._sent[event.choice].extend(event.token_ids)
                 self.streamed_tokens += len(event.token_ids)
                 if self._gaps is not None:
-                    self._gaps.tokens(event.choice, len(event.token_ids), now_s)
+                    self._gaps.tokens(event.choice, len(event.token_ids), now_s - event.waited_s)
                 if self._calls is None:
                     out.append(event)
                 else:
@@ -116,8 +118,7 @@ class Answer:
         if self._calls is not None:
             out = self._calls.finished(event)
         if self.has_ended:
-            prompt = self._usage
-            out.append(ChatFinished(Usage(prompt.prompt_tokens, self._completion_tokens, prompt.image_tokens)))
+            out.append(ChatFinished(Usage(self._prompt_tokens, self._completion_tokens, self._image_tokens)))
         return out
 
 

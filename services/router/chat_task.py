@@ -9,7 +9,7 @@ from math import inf
 from triptych.domain.chat import ChatRequest
 from triptych.domain.continuation import begun
 from triptych.domain.embedding import LeaseId
-from triptych.domain.generation import KvTransferred, Ready, TextEvent, TextRequest, Usage
+from triptych.domain.generation import KvTransferred, Ready, TextEvent, TextRequest
 from triptych.domain.instance import ModelInfo
 from triptych.domain.item_plan import ItemPlan
 from triptych.domain.kv_segment import KvPlacement
@@ -249,7 +249,8 @@ class ChatTask(RequestTask):
             self._prompted.calling,
             begun=begun(self._sampling.n, self.request.continued),
             passed_on=self._prompted.passed_on,
-            usage=Usage(len(self._prompted.token_ids), 0, sum([item.tokens for item in self._prompted.items])),
+            prompt_tokens=len(self._prompted.token_ids),
+            image_tokens=sum([item.tokens for item in self._prompted.items]),
             most_tokens=self._sampling.max_tokens or inf,
             gaps=self._gaps,
             clock=self._clock,

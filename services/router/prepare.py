@@ -128,8 +128,19 @@ class ModelPrepare:
         for number, (info, span) in enumerate(zip(infos, prompt.runs, strict=True)):
             units = units_of(self.builder.family, info, span.tokens)
             starts = self._unit_starts(units, prompt, span) if len(units) > 1 else ()
-            of_item = number, params[number], media[number], info, span
-            items.append(self._plan(*of_item, model, request.tenant_salt, units=units, unit_starts=starts))
+            items.append(
+                self._plan(
+                    number,
+                    params[number],
+                    media[number],
+                    info,
+                    span,
+                    model,
+                    request.tenant_salt,
+                    units=units,
+                    unit_starts=starts,
+                )
+            )
         calling, sampling = self._tools(request)
         passed_on = {} if calling is None else self._passed_on(request)
         placeholder_ids = self.builder.family.placeholder_ids

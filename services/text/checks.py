@@ -25,7 +25,8 @@ def check_request(request: TextRequest, engine: TextEngine) -> None:
     if max_tokens is None:
         raise InvalidRequest("max_tokens is not set", param="max_tokens")
     check_parameters(request.sampling)
-    check_continued(request.sampling, request.continued, model.context_length)
+    if request.continued:
+        check_continued(request.sampling, request.continued, model.context_length)
     if prompt + max_tokens > model.context_length:
         raise ContextTooLong(
             f"the prompt has {prompt} tokens and the answer up to {max_tokens}, the limit is {model.context_length}"

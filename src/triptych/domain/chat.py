@@ -64,6 +64,9 @@ class ToolChoice:
         return self.required or bool(self.name)
 
 
+ANY_TOOL = ToolChoice()
+
+
 @dataclass(frozen=True, slots=True)
 class Tokenized:
     """The prompt's token ids. ``token_strs`` are the tokens' strings in the vocabulary, if requested."""
@@ -88,7 +91,7 @@ class ChatRequest:
     """A raw prompt, tokenized unchanged; ``messages`` is empty then."""
     tools: str = ""
     """A JSON array of tools for the chat template, in the OpenAI API's format; empty for none."""
-    tool_choice: ToolChoice = ToolChoice()
+    tool_choice: ToolChoice = ANY_TOOL
     priority: int = 0
     """Lower values are served first; equal ones by the time they have left. Pulls are ordered by the time left alone,
     as they precede the wait for the engine."""

@@ -230,11 +230,6 @@ class Ticket:
     def slot_nbytes(self) -> int:
         return self.payload_nbytes + 2 * GENERATION_NBYTES
 
-    @property
-    def tensor_offsets(self) -> tuple[int, ...]:
-        """Byte offset of each tensor within the payload."""
-        return tensor_offsets(self.tensors)
-
 
 GENERATION_NBYTES = 8
 TENSOR_ALIGNMENT = 64

@@ -100,12 +100,10 @@ def check_parameters(sampling: SamplingParams) -> None:
 
 def check_continued(sampling: SamplingParams, continued: Sequence[ContinuedChoice], context_length: int) -> None:
     """Check that each choice is one of the request's, is named once, and has tokens left to generate. Raises InvalidRequest."""
-    if not continued:
-        return
     choices = [choice.choice for choice in continued]
-    if choices != sorted(set(choices)) or (choices and choices[-1] >= sampling.n):
+    if choices != sorted(set(choices)) or choices[-1] >= sampling.n:
         raise InvalidRequest(f"choices {choices} are not some of {sampling.n} in their order", param="continued")
-    if choices and sampling.seed is None:
+    if sampling.seed is None:
         raise InvalidRequest("an answer without a seed cannot be continued", param="seed")
     most = min(sampling.max_tokens or context_length, context_length)
     for choice in continued:

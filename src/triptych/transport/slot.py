@@ -92,5 +92,5 @@ def tensors(arena: Arena, offset: int, ticket: Ticket) -> dict[str, Tensor]:
     start = offset + GENERATION_NBYTES
     return {
         spec.name: Tensor(spec, arena.read(start + tensor_offset, spec.nbytes))
-        for spec, tensor_offset in zip(ticket.tensors, ticket.tensor_offsets, strict=True)
+        for spec, tensor_offset in zip(ticket.tensors, tensor_offsets(ticket.tensors), strict=True)
     }

@@ -5,6 +5,7 @@ from typing import get_args
 
 from triptych import errors
 from triptych.domain.chat import (
+    ANY_TOOL,
     ChatRequest,
     MediaPart,
     Message,
@@ -84,17 +85,16 @@ def _message_from_wire(message: router_pb2.Message) -> Message:
     )
 
 
-_ANY_TOOL = ToolChoice()
-
-
 def _tool_choice_to_wire(request: ChatRequest) -> router_pb2.ToolChoice | None:
     choice = request.tool_choice
-    if choice == _ANY_TOOL:
+    if choice == ANY_TOOL:
         return None
     return router_pb2.ToolChoice(required=choice.required, name=choice.name, one_call=not choice.parallel)
 
 
 def _tool_choice_from_wire(message: router_pb2.ChatRequest) -> ToolChoice:
+    if not message.HasField("tool_choice"):
+        return ANY_TOOL
     choice = message.tool_choice
     return ToolChoice(choice.required, choice.name, not choice.one_call)
 

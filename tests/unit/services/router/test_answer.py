@@ -26,7 +26,7 @@ def finished(choice: int = 0) -> Finished:
 
 async def test_events_that_arrive_together_are_forwarded_together_with_the_usage_last() -> None:
     buffer = StreamBuffer()
-    answer = Answer(buffer, None, begun=dict.fromkeys(range(2), ()), usage=Usage(7, 0, 4), clock=lambda: 0.0)
+    answer = Answer(buffer, None, begun=dict.fromkeys(range(2), ()), prompt_tokens=7, image_tokens=4, clock=lambda: 0.0)
     chunks = [TokenChunk((1, 2), CALL), TokenChunk((3,), "b", 1)]
     assert answer.take([Ready((), 0.0, 0.0), *chunks, finished()]) == [finished()]
     assert (answer.has_ended, answer.streamed_tokens, answer.finish_reason) == (False, 3, "stop")
@@ -42,7 +42,7 @@ async def test_tool_calls_are_parsed_when_the_request_has_tools() -> None:
         buffer,
         Calling(CallSyntax.TAGGED, frozenset({"f"}), True),
         begun=dict.fromkeys(range(1), ()),
-        usage=Usage(7, 0),
+        prompt_tokens=7,
         clock=lambda: 0.0,
     )
     answer.take([TokenChunk((1, 2), CALL), finished()])
@@ -53,7 +53,7 @@ async def test_tool_calls_are_parsed_when_the_request_has_tools() -> None:
 
 
 def test_a_choice_ends_once() -> None:
-    answer = Answer(StreamBuffer(), None, begun=dict.fromkeys(range(2), ()), usage=Usage(7, 0), clock=lambda: 0.0)
+    answer = Answer(StreamBuffer(), None, begun=dict.fromkeys(range(2), ()), prompt_tokens=7, clock=lambda: 0.0)
     answer.take([finished()])
     with pytest.raises(InternalError, match="choice 0"):
         answer.take([finished()])
@@ -62,7 +62,7 @@ def test_a_choice_ends_once() -> None:
 async def test_of_events_that_an_instance_may_not_send_nothing_is_passed_on() -> None:
     """Another one goes on from what the client has."""
     buffer = StreamBuffer()
-    answer = Answer(buffer, None, begun={0: (), 1: (9,)}, usage=Usage(7, 0), most_tokens=4, clock=lambda: 0.0)
+    answer = Answer(buffer, None, begun={0: (), 1: (9,)}, prompt_tokens=7, most_tokens=4, clock=lambda: 0.0)
     good = TokenChunk((1, 2), "a")
     answer.take([good])
     assert await buffer.get() == [good]
@@ -78,7 +78,7 @@ async def test_of_events_that_an_instance_may_not_send_nothing_is_passed_on() ->
 
 
 async def test_what_has_been_passed_on_is_known_per_choice_that_has_not_finished() -> None:
-    answer = Answer(StreamBuffer(), None, begun=dict.fromkeys(range(3), ()), usage=Usage(7, 0), clock=lambda: 0.0)
+    answer = Answer(StreamBuffer(), None, begun=dict.fromkeys(range(3), ()), prompt_tokens=7, clock=lambda: 0.0)
     assert answer.continued() == tuple(ContinuedChoice(choice, ()) for choice in range(3))
     answer.take([TokenChunk((1, 2), "a"), TokenChunk((2**32 - 1,), "b", 2), TokenChunk((3,), "c")])
     answer.take([TokenChunk((4,), "", 1), finished(1), TokenChunk((5,), "d", 2)])
@@ -93,9 +93,7 @@ async def test_a_tool_call_that_two_routers_read_is_one_call(cut: int) -> None:
     calls = []
     for begun, passed_on, text in (((), "", CALL[:cut]), ((1,), CALL[:cut], CALL[cut:])):
         buffer = StreamBuffer()
-        answer = Answer(
-            buffer, calling, begun={0: begun}, passed_on={0: passed_on}, usage=Usage(7, 0), clock=lambda: 0.0
-        )
+        answer = Answer(buffer, calling, begun={0: begun}, passed_on={0: passed_on}, prompt_tokens=7, clock=lambda: 0.0)
         assert answer.streamed_tokens == len(begun)
         answer.take([TokenChunk((len(begun) + 1,), text)])
         calls += [event.call for event in await buffer.get() if isinstance(event, ToolCallMade)]
@@ -110,7 +108,7 @@ async def test_a_tool_call_that_two_text_instances_wrote_is_one_call(cut: int) -
         buffer,
         Calling(CallSyntax.TAGGED, frozenset({"f"}), True),
         begun=dict.fromkeys(range(1), ()),
-        usage=Usage(7, 0),
+        prompt_tokens=7,
         clock=lambda: 0.0,
     )
     answer.take([TokenChunk((1,), CALL[:cut])])
