@@ -183,10 +183,10 @@ async def serve(
         gateway,
         clock=monotonic,
         connections=lambda: len(server.server_state.connections),
-        metrics=telemetry.metrics,
+        telemetry=telemetry,
     )
     config = uvicorn.Config(
-        observe.Observed(application, telemetry, monotonic),
+        application,
         http=type(
             "Http",
             (BoundedHttp,),

@@ -32,7 +32,7 @@ _TRACED = frozenset({"/v1/chat/completions", "/v1/completions"})
 
 
 class Observed:
-    """ASGI middleware that records duration and status, and starts the trace span."""
+    """ASGI middleware around all others: makes the path plain, records duration and status, and starts the trace span."""
 
     def __init__(self, app: ASGIApp, telemetry: Telemetry, clock: Clock) -> None:
         self._app = app
@@ -47,6 +47,7 @@ class Observed:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope["path"] = plain_path(scope["path"])
         route, began_s, status = route_of(scope["path"]), self._clock(), 0
 
         async def counted(message: Message) -> None:
@@ -90,8 +91,7 @@ def plain_path(path: str) -> str:
 
 
 def route_of(path: str) -> str:
-    """The route of a path as a metric label, with few values whatever clients request."""
-    path = plain_path(path)
+    """The route of a plain path as a metric label, with few values whatever clients request."""
     if path in _ROUTES:
         return path
     return next((f"{prefix}..." for prefix in _PREFIXES if path.startswith(prefix)), "other")

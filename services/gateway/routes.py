@@ -16,6 +16,7 @@ from triptych.domain.generation import ChatEvent, ChatFinished, ChoiceFinished, 
 from triptych.errors import Overloaded, TriptychError
 from triptych.ports import Clock
 from triptych.runtime.metrics import Metrics
+from triptych.runtime.telemetry import Telemetry
 
 from . import answer_types as api
 from . import edge
@@ -33,7 +34,7 @@ from .half_closed import FILLER
 from .http import ARRIVED_S
 from .keys import Caller
 from .lifetime import GRACE_S, RequestLifetime
-from .observe import MetricsEndpoint, plain_path
+from .observe import MetricsEndpoint, Observed
 from .open_answer import OpenAnswer
 from .openai_api import ParsedRequest, parse_chat, parse_completion, parse_tokenize
 from .openapi import READINESS, TIMELINE, document_json
@@ -55,17 +56,17 @@ def create_app(
     clock: Clock,
     new_id: Callable[[], str] = lambda: secrets.token_hex(16),
     connections: Callable[[], int] = lambda: 0,
-    metrics: Metrics | None = None,
+    telemetry: Telemetry | None = None,
 ) -> ASGIApp:
     """The ASGI application. ``new_id`` makes an id where the client sent none; ``connections`` counts the open ones."""
-    limit = gateway.settings.max_connections
+    limit, telemetry = gateway.settings.max_connections, telemetry or Telemetry()
 
     def refused() -> TriptychError | None:
         if connections() <= limit:
             return None
         return Overloaded(f"{limit} connections are open, which is the limit")
 
-    router = Router(make_routes(gateway, metrics or Metrics(), clock), redirect_slashes=False)
+    router = Router(make_routes(gateway, telemetry.metrics, clock), redirect_slashes=False)
     app: ASGIApp = edge.Edge(
         edge.AuthMiddleware(router, keys=gateway.keys, shedding=gateway.shedding),
         new_id=new_id,
@@ -78,13 +79,7 @@ def create_app(
     )
     if gateway.settings.allowed_origins:
         app = Cors(app, gateway.settings.allowed_origins, new_id)
-
-    async def at_plain_path(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            scope["path"] = plain_path(scope["path"])
-        await app(scope, receive, send)
-
-    return at_plain_path
+    return Observed(app, telemetry, clock)
 
 
 def make_routes(gateway: Gateway, metrics: Metrics, clock: Clock) -> list[Route]:
@@ -159,6 +154,11 @@ class Exchange:
             self.lifetime.check()
         await self.pass_on(message)
 
+    async def answer(self, body: object) -> None:
+        """Send a whole answer as JSON. Raises DeadlineExceeded instead after the deadline."""
+        self.lifetime.check()
+        await JSONResponse(body)(self.scope, self.receive, self.pass_on)
+
 
 Respond = Callable[[Exchange, ParsedRequest], Awaitable[None]]
 
@@ -218,8 +218,7 @@ class Generate:
             if request.stream:
                 await _stream(exchange, form, answer)
             else:
-                body = form.whole(*await answer.collect())
-                await JSONResponse(body)(exchange.scope, exchange.receive, exchange.send)
+                await exchange.answer(form.whole(*await answer.collect()))
 
 
 class Tokenize:
@@ -231,8 +230,7 @@ class Tokenize:
     async def __call__(self, exchange: Exchange, request: ParsedRequest) -> None:
         left_s = exchange.lifetime.check()
         tokenized, model = await self._gateway.tokenize(exchange.request_id, request, exchange.caller, left_s)
-        body = tokens_body(tokenized, model, return_token_strs=request.return_token_strs)
-        await JSONResponse(body)(exchange.scope, exchange.receive, exchange.send)
+        await exchange.answer(tokens_body(tokenized, model, return_token_strs=request.return_token_strs))
 
 
 async def _stream(exchange: Exchange, form: Form, answer: OpenAnswer) -> None:
