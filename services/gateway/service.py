@@ -204,6 +204,7 @@ class Gateway:
             tool_choice=request.tool_choice,
             priority=request.priority,
             tenant=caller.tenant if caller.name else None,
+            whole=not request.stream,
         )
 
     async def models(self) -> tuple[tuple[ModelInfo, ...], int]:

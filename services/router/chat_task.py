@@ -45,6 +45,8 @@ from .stream_buffer import StreamBuffer
 
 _ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0, seed=0)
 """A prompt is computed to generate something."""
+_WHOLE_S = 0.2
+"""How long tokens of an answer that is read as a whole wait for others, seconds: so much is computed again if the router is lost."""
 
 
 class ChatTask(RequestTask):
@@ -73,7 +75,7 @@ class ChatTask(RequestTask):
         """``rng`` draws a missing seed. ``finds_prefixes``: the prefix of the prompt is looked for at other instances."""
         listeners = attainment.listeners
         super().__init__(request, machine, cluster, clock, model=model, media_bytes=media_bytes, listeners=listeners)
-        self.buffer = StreamBuffer()
+        self.buffer = StreamBuffer(_WHOLE_S if request.whole else 0.0)
         self._attainment = attainment
         self._gaps: Gaps | None = None
         self._prepare_request = prepare
@@ -186,6 +188,7 @@ class ChatTask(RequestTask):
             transfers_kv=kind is AttemptKind.PREFILL,
             kv_segments=effect.kv_segments or prefix,
             kv_lease_s=effect.kv_lease_s,
+            whole=self.request.whole,
         )
 
     async def _generate(self, effect: Generate) -> None:

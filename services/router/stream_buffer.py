@@ -2,7 +2,9 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from itertools import chain
 
 from triptych.domain.generation import ChatEvent, TokenChunk
 from triptych.errors import TriptychError
@@ -16,61 +18,70 @@ class StreamBuffer:
 
     Events that were put together are delivered together. So a caller that has a token has all that was made of it, and can
     go on from there at another router. A choice's end comes with its last token. Beyond that the reader gets up to
-    ``MOST_EVENTS`` events at a time, with chunks merged up to ``MERGE_TOKENS`` tokens each.
+    ``MOST_EVENTS`` events at a time, in which chunks are merged up to ``MERGE_TOKENS`` tokens each.
     """
 
-    def __init__(self) -> None:
-        self._groups: deque[list[ChatEvent]] = deque()
+    def __init__(self, collect_s: float = 0.0) -> None:
+        """``collect_s``: how long the events of one delivery wait for others before the end, seconds."""
+        self._collect_s = collect_s
+        self._groups: deque[Sequence[ChatEvent]] = deque()
         """Events that are delivered together."""
-        self._reader: asyncio.Future[None] | None = None
-        """Set while the reader waits."""
-        self._closed = False
+        self._ready, self._ended = asyncio.Event(), asyncio.Event()
         self._error: TriptychError | None = None
 
     def put(self, events: Sequence[ChatEvent]) -> None:
-        group = self._groups[-1] if self._groups else []
-        if not group or len(group) >= MOST_EVENTS or _merged(group[-1], events[0]) is None:
-            group = []
-            self._groups.append(group)
-        for event in events:
-            merged = _merged(group[-1], event) if group else None
-            if merged is None:
-                group.append(event)
-            else:
-                group[-1] = merged
-        self._wake()
+        self._groups.append(events)
+        self._ready.set()
 
     def close(self, error: TriptychError | None) -> None:
         """End the stream: the reader gets what is buffered, then ``error`` if there is one."""
-        self._closed, self._error = True, error
-        self._wake()
+        self._error = error
+        self._ended.set()
+        self._ready.set()
 
     async def get(self) -> Sequence[ChatEvent]:
         """The next events; none at the end. Raises the error given to ``close``."""
-        if not self._groups and not self._closed:
-            self._reader = asyncio.get_running_loop().create_future()
-            try:
-                await self._reader
-            finally:
-                self._reader = None
+        await self._ready.wait()
+        if self._collect_s and len(self._groups) < MOST_EVENTS:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._collect_s):
+                    await self._ended.wait()
         if not self._groups and self._error is not None:
             raise self._error
         events: list[ChatEvent] = []
         while self._groups and (not events or len(events) + len(self._groups[0]) <= MOST_EVENTS):
             events += self._groups.popleft()
-        return events
-
-    def _wake(self) -> None:
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
+        if not (self._groups or self._ended.is_set()):
+            self._ready.clear()
+        return _merged(events) if len(events) > 1 else events
 
 
-def _merged(last: ChatEvent, event: ChatEvent) -> TokenChunk | None:
-    """Join both events to one chunk, if they are chunks of one choice."""
-    if not (isinstance(last, TokenChunk) and isinstance(event, TokenChunk)):
-        return None
-    if last.choice != event.choice or len(last.token_ids) >= MERGE_TOKENS:
-        return None
+def _merged(events: Iterable[ChatEvent]) -> list[ChatEvent]:
+    """The events, where chunks of one choice that follow each other are one."""
+    merged: list[ChatEvent] = []
+    chunks: list[TokenChunk] = []
+    tokens = 0
+    for event in (*events, None):
+        if chunks and not (
+            isinstance(event, TokenChunk) and event.choice == chunks[0].choice and tokens < MERGE_TOKENS
+        ):
+            merged.append(_joined(chunks))
+            chunks, tokens = [], 0
+        if isinstance(event, TokenChunk):
+            chunks.append(event)
+            tokens += len(event.token_ids)
+        elif event is not None:
+            merged.append(event)
+    return merged
+
+
+def _joined(chunks: Sequence[TokenChunk]) -> TokenChunk:
+    """One chunk of these, which are of one choice."""
+    if len(chunks) == 1:
+        return chunks[0]
     return TokenChunk(
-        last.token_ids + event.token_ids, last.text + event.text, last.choice, last.logprobs + event.logprobs
+        tuple(chain.from_iterable([chunk.token_ids for chunk in chunks])),
+        "".join([chunk.text for chunk in chunks]),
+        chunks[0].choice,
+        tuple(chain.from_iterable([chunk.logprobs for chunk in chunks])),
     )

@@ -37,10 +37,11 @@ class Answer:
         ids: tuple[int, ...],
         reason: FinishReason | None = None,
         scores: Sequence[Scores] = (),
+        waited_s: float = 0.0,
     ) -> tuple[TokenChunk, FinishReason | None]:
         """Add the engine's tokens of this choice, and return those to send, with a reason if they are its last.
 
-        A stop id ends the answer and is not part of its text.
+        A stop id ends the answer and is not part of its text. ``waited_s``: how long the last token has waited for others.
         """
         before = self._text.tokens
         shown = ids[:-1] if reason is FinishReason.STOP and ids and ids[-1] in self._stop_ids else ids
@@ -52,7 +53,7 @@ class Answer:
             text += self._text.flush(len(ids) - len(shown))
             reason = FinishReason.STOP if self._text.stopped else reason
         logprobs = tuple(map(self._logprobs, scores))
-        return TokenChunk(ids, text, self._choice, logprobs), reason
+        return TokenChunk(ids, text, self._choice, logprobs, waited_s), reason
 
     def _logprobs(self, score: Scores) -> TokenLogprobs:
         return TokenLogprobs(self._alternative(score.chosen), tuple(map(self._alternative, score.top)))

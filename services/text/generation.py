@@ -28,6 +28,9 @@ from .record import NO_RECORD, Record
 from .sequences import Sequences
 from .settings import TextSettings
 
+_WHOLE_S = 0.05
+"""How long tokens of an answer that is read as a whole wait for others, seconds."""
+
 
 @dataclass(frozen=True, slots=True)
 class Serving:
@@ -95,6 +98,8 @@ class Generation:
         """Whether it goes on elsewhere once each choice has a token."""
         self._answered: set[int] = set()
         """The choices with a token from here."""
+        self._interval_s = max(serving.settings.stream_interval_s, _WHOLE_S if request.whole else 0.0)
+        """Between two messages of the answer, in which tokens collect."""
 
     async def events(self) -> AsyncGenerator[Sequence[TextEvent]]:
         """As ``TextService.generate``."""
@@ -116,7 +121,7 @@ class Generation:
                     yield events
                 if self._is_transferred and answered.issuperset(answers):
                     break
-                if answers and self._serving.settings.stream_interval_s:
+                if answers and self._interval_s:
                     await self._collect(sequences)
             if answers:
                 prefill_s = max(sequences.prefill_s(choice) for choice in answers)
@@ -224,7 +229,8 @@ class Generation:
             choice = output.choice
             answer = answers[choice]
             self._answered.add(choice)
-            chunk, reason = answer.feed(output.token_ids, output.finish_reason, output.scores)
+            waited_s = self._serving.clock() - sequences.last_token_s(choice) if self._interval_s else 0.0
+            chunk, reason = answer.feed(output.token_ids, output.finish_reason, output.scores, waited_s)
             if chunk.token_ids or chunk.text:
                 events.append(chunk)
             if reason is not None:
@@ -239,7 +245,7 @@ class Generation:
         """Let tokens collect for the next message."""
         with suppress(DepartsError):
             async with self._departure.bounded():
-                await sequences.settled(self._serving.settings.stream_interval_s)
+                await sequences.settled(self._interval_s)
 
     # --- going on elsewhere ------------------------------------------------------------------------------------------
 

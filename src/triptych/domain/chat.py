@@ -102,6 +102,8 @@ class ChatRequest:
     """Choices that have not ended of an answer that another router began, in their order. Empty for a new answer. They
     go on after these tokens, as ``sampling`` has the seed.
     """
+    whole: bool = False
+    """Whether the caller reads the answer when it is complete: tokens may wait a moment for others, and come with them."""
 
     @property
     def media(self) -> tuple[MediaPart, ...]:

@@ -69,6 +69,8 @@ class TextRequest:
     cover, and what cannot be pulled, is computed."""
     kv_lease_s: float = 0.0
     """How long the instance keeps segments that it transfers. 0 from a caller that takes no ``KvTransferred``."""
+    whole: bool = False
+    """As in ``ChatRequest``: after the first tokens, the others may wait a moment for each other."""
 
     @property
     def begun(self) -> Mapping[int, tuple[int, ...]]:
@@ -141,6 +143,8 @@ class TokenChunk:
     text: str
     choice: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()
+    waited_s: float = 0.0
+    """How long its last token has waited at the text instance for others, seconds."""
 
 
 @record

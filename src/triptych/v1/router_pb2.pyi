@@ -83,7 +83,7 @@ class ToolChoice(_message.Message):
     def __init__(self, required: _Optional[bool] = ..., name: _Optional[str] = ..., one_call: _Optional[bool] = ...) -> None: ...
 
 class ChatRequest(_message.Message):
-    __slots__ = ("request_id", "model", "messages", "sampling", "tenant_salt", "prompt", "tools", "priority", "tool_choice", "continued", "tenant")
+    __slots__ = ("request_id", "model", "messages", "sampling", "tenant_salt", "prompt", "tools", "priority", "tool_choice", "continued", "tenant", "whole")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
@@ -95,6 +95,7 @@ class ChatRequest(_message.Message):
     TOOL_CHOICE_FIELD_NUMBER: _ClassVar[int]
     CONTINUED_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     messages: _containers.RepeatedCompositeFieldContainer[Message]
@@ -106,7 +107,8 @@ class ChatRequest(_message.Message):
     tool_choice: ToolChoice
     continued: _containers.RepeatedCompositeFieldContainer[_common_pb2.ContinuedChoice]
     tenant: Tenant
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., tenant_salt: _Optional[bytes] = ..., prompt: _Optional[str] = ..., tools: _Optional[str] = ..., priority: _Optional[int] = ..., tool_choice: _Optional[_Union[ToolChoice, _Mapping]] = ..., continued: _Optional[_Iterable[_Union[_common_pb2.ContinuedChoice, _Mapping]]] = ..., tenant: _Optional[_Union[Tenant, _Mapping]] = ...) -> None: ...
+    whole: bool
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., tenant_salt: _Optional[bytes] = ..., prompt: _Optional[str] = ..., tools: _Optional[str] = ..., priority: _Optional[int] = ..., tool_choice: _Optional[_Union[ToolChoice, _Mapping]] = ..., continued: _Optional[_Iterable[_Union[_common_pb2.ContinuedChoice, _Mapping]]] = ..., tenant: _Optional[_Union[Tenant, _Mapping]] = ..., whole: _Optional[bool] = ...) -> None: ...
 
 class Tenant(_message.Message):
     __slots__ = ("name", "weight")

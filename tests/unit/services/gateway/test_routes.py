@@ -94,6 +94,16 @@ async def test_the_router_gets_the_parsed_request(rest: Rest, router: FakeRouter
     assert 8 < request.timeout_s <= 9
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_router_is_told_whether_the_answer_is_read_as_a_whole(
+    rest: Rest, router: FakeRouter, stream: bool
+) -> None:
+    async with rest(router) as client:
+        await client.post(CHAT, json={**ASK, "stream": stream})
+    (request,) = router.requests
+    assert request.whole is not stream
+
+
 async def test_a_stream_has_the_role_then_text_then_the_finish_reason(rest: Rest, router: FakeRouter) -> None:
     async with rest(router) as client:
         answer = await client.post(CHAT, json={**ASK, "stream": True})

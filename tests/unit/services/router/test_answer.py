@@ -1,3 +1,5 @@
+from functools import partial
+
 import pytest
 
 from triptych.domain.continuation import ContinuedChoice
@@ -12,6 +14,7 @@ from triptych.domain.generation import (
     Usage,
 )
 from triptych.errors import EngineFailure, InternalError
+from triptych.machine.router.attainment import Gaps
 from triptych.services.router.answer import Answer
 from triptych.services.router.stream_buffer import StreamBuffer
 from triptych.services.router.tool_calls import Calling
@@ -50,6 +53,15 @@ async def test_tool_calls_are_parsed_when_the_request_has_tools() -> None:
     assert isinstance(made, ToolCallMade)
     assert made.call.call_id.startswith("call_")
     assert end == ChoiceFinished(FinishReason.TOOL_CALLS)
+
+
+def test_gaps_count_from_when_tokens_were_ready_and_not_from_when_they_were_sent() -> None:
+    gaps, now_s = Gaps(0.2), iter((1.0, 1.5))
+    answer = Answer(StreamBuffer(), None, begun={0: ()}, prompt_tokens=7, gaps=gaps, clock=partial(next, now_s))
+    answer.take([TokenChunk((1,), "a")])
+    answer.take([TokenChunk((2, 3), "bc", waited_s=0.2)])
+    assert (gaps.count, gaps.over_limit) == (2, 0)
+    assert gaps.seconds == pytest.approx(0.3)
 
 
 def test_a_choice_ends_once() -> None:

@@ -1,3 +1,5 @@
+import asyncio
+
 import pytest
 
 from triptych.domain.generation import ChatEvent, ChatFinished, ChoiceFinished, FinishReason, TokenChunk, Usage
@@ -18,8 +20,9 @@ async def test_buffered_events_are_delivered_together_with_the_end() -> None:
 
 async def test_chunks_of_one_choice_alone_are_merged_and_only_up_to_a_bound() -> None:
     buffer = StreamBuffer()
-    for number in range(MERGE_TOKENS + 1):
-        buffer.put([TokenChunk((number,), "x")])
+    for number in range(MERGE_TOKENS // 2):
+        buffer.put([TokenChunk((number, number), "xx")])
+    buffer.put([TokenChunk((0,), "x")])
     buffer.put([TokenChunk((0,), "y", choice=1)])
     events = await buffer.get()
     assert [(len(event.token_ids), event.choice) for event in events if isinstance(event, TokenChunk)] == [
@@ -45,8 +48,33 @@ async def test_what_was_put_together_is_delivered_together_however_slow_the_read
     while batch := await buffer.get():
         got.append(batch)
     merged = [[TokenChunk((number,), "xy", number % 2), group[-1]] for number, group in enumerate(groups)]
-    flat = [event for group in merged for event in group]
-    assert got == [flat[at : at + MOST_EVENTS] for at in range(0, len(flat), MOST_EVENTS)] + [large]
+    assert got.pop() == large
+    assert [event for batch in got for event in batch] == [event for group in merged for event in group]
+    assert all(isinstance(batch[-1], ChoiceFinished) and len(batch) <= MOST_EVENTS for batch in got)
+    assert len(got) <= 4
+
+
+async def test_events_wait_for_others_until_the_end_where_the_answer_is_read_as_a_whole() -> None:
+    buffer = StreamBuffer(collect_s=60.0)
+    reading = asyncio.get_running_loop().create_task(buffer.get())
+    for event in (TokenChunk((1,), "a"), TokenChunk((2,), "b")):
+        buffer.put([event])
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert not reading.done()
+    buffer.put(END)
+    buffer.close(None)
+    assert await reading == [TokenChunk((1, 2), "ab"), *END]
+    assert not await buffer.get()
+
+
+async def test_events_that_wait_for_others_are_delivered_after_the_time_given() -> None:
+    buffer = StreamBuffer(collect_s=0.01)
+    for number in range(2):
+        buffer.put([TokenChunk((number,), "a")])
+    assert await buffer.get() == [TokenChunk((0, 1), "aa")]
+    buffer.put([TokenChunk((2,), "a")])
+    assert await buffer.get() == [TokenChunk((2,), "a")]
 
 
 async def test_a_slow_reader_of_many_choices_gets_bounded_batches_and_loses_none() -> None:

@@ -388,6 +388,23 @@ def test_a_stream_interval_merges_messages_and_delays_neither_first_nor_last(int
     under_virtual_time(scenario)
 
 
+def test_tokens_of_an_answer_that_is_read_as_a_whole_wait_for_each_other_after_the_first() -> None:
+    async def scenario() -> None:
+        async with text_instance(MemoryNetwork(), []) as text:
+            asked = question("hello", [])
+            chunks: list[TokenChunk] = []
+            async with aclosing(text.service.generate(replace(asked.request, whole=True))) as stream:
+                async for events in stream:
+                    chunks += [event for event in events if isinstance(event, TokenChunk)]
+            assert tuple(token for chunk in chunks for token in chunk.token_ids) == asked.expected
+            assert len(chunks[0].token_ids) == 1
+            assert len(chunks) < len(asked.expected)
+            assert chunks[0].waited_s == 0
+            assert all(0 <= chunk.waited_s < 0.05 for chunk in chunks)
+
+    under_virtual_time(scenario)
+
+
 def test_a_failed_sequence_fails_alone() -> None:
     async def scenario() -> None:
         async with instances() as p:
