@@ -268,7 +268,8 @@ def _wrong(descriptor: Any, path: str, message: str, names: dict[str, Any]) -> s
     path = "" if descriptor.name in _OWN_WORDS else path
     tests = []
     for field in descriptor.fields:
-        name, bound, read, own = field.name, bound_of(field), f"{message}.{field.name}", f"{message}_{field.name}"
+        name, bound, read = field.name, bound_of(field), f"{message}.{field.name}"
+        own = f"{message}_{field.number}"  # names have underscores: a.b_c would be taken for a_b.c
         shown = _API_NAMES.get(name, name) if descriptor.name == "SamplingParams" else name
         test = ""
         if bound is not None:

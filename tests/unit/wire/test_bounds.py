@@ -72,6 +72,28 @@ def test_a_new_field_without_a_bound_is_an_error(kind: str, *, repeated: bool) -
         decoder(made)
 
 
+@pytest.mark.parametrize("nested_first", [False, True])
+def test_fields_whose_joined_names_are_alike_keep_their_own_bounds(*, nested_first: bool) -> None:
+    """``waiting_media.tokens`` and ``waiting_media_tokens``, of which the first has a lower bound."""
+    package = f"alike{nested_first}"
+    file = descriptor_pb2.FileDescriptorProto(name=f"{package}.proto", package=package)
+    file.message_type.add(name="Ticket").field.add(name="tokens", number=1, type="TYPE_UINT64", label="LABEL_OPTIONAL")
+    report = file.message_type.add(name="WindowReport")
+    fields = {"waiting_media": {"type": "TYPE_MESSAGE", "type_name": f".{package}.Ticket"}}
+    fields["waiting_media_tokens"] = {"type": "TYPE_UINT64"}
+    for number, name in enumerate(sorted(fields, reverse=not nested_first), 1):
+        report.field.add(name=name, number=number, label="LABEL_OPTIONAL", **fields[name])  # type: ignore[arg-type]
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    made: Any = GetMessageClass(pool.FindMessageTypeByName(f"{package}.WindowReport"))
+    check = checker(made.DESCRIPTOR)
+    check(made(waiting_media={"tokens": 1 << 21}, waiting_media_tokens=1 << 48))
+    with pytest.raises(InvalidRequest, match=r"^waiting_media\.tokens"):
+        check(made(waiting_media={"tokens": (1 << 21) + 1}))
+    with pytest.raises(InvalidRequest, match=r"^waiting_media_tokens"):
+        check(made(waiting_media_tokens=(1 << 48) + 1))
+
+
 def _sampling(**fields: Any) -> common_pb2.SamplingParams:
     message = SAMPLING.to_wire(SamplingParams(max_tokens=1))
     message.MergeFrom(common_pb2.SamplingParams(**fields))
