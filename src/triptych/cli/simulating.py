@@ -13,6 +13,7 @@ from triptych.cli.options import failures, taking
 from triptych.cli.outcome import CliError
 from triptych.cli.placement import DEFAULT_ROLES
 from triptych.cli.presets import PresetName
+from triptych.sim.fidelity import Fidelity
 
 if TYPE_CHECKING:
     from triptych.cli.simulate.command import Simulation
@@ -285,7 +286,7 @@ def simulate(
         ),
     ] = None,
     fidelity: Annotated[
-        Literal["services", "machines", "queues"],
+        Fidelity,
         typer.Option(
             help="Run the real services, or their state machines alone: faster, and equal where it has all. Or approximate both by queues.",
             rich_help_panel=_OUT,

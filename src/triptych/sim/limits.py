@@ -1,14 +1,11 @@
-"""The fidelities of a simulation, and what the faster ones do not have: it is refused before anything runs."""
+"""What the faster fidelities of a simulation do not have: it is refused before anything runs."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Literal
 
 from triptych.workload.requests import Planned, WorkloadError
 
+from .fidelity import Fidelity
 from .scenario import Deployment
-
-Fidelity = Literal["services", "machines", "queues"]
-"""How results come about: the real services run in virtual time, their machines are driven without them, or queues stand for both."""
 
 _BY_SERVICES: Mapping[str, Callable[[Deployment], bool]] = {
     "autoscaling": lambda deployment: deployment.scales,

@@ -16,7 +16,7 @@ from triptych.cli.outcome import CliError
 from triptych.runtime.cores import usable_cores
 from triptych.runtime.parent import end_with_parent
 from triptych.runtime.process import CannotStart
-from triptych.sim.limits import Fidelity
+from triptych.sim.fidelity import Fidelity
 from triptych.sim.machines.run import simulate as simulate_machines
 from triptych.sim.outcome import Outcome
 from triptych.sim.queues.run import simulate as simulate_queues
