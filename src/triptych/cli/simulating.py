@@ -224,14 +224,15 @@ def simulate(
         ),
     ] = None,
     shared_speed: Annotated[
-        float,
+        float | None,
         typer.Option(
             min=0.01,
             max=1.0,
-            help="Of each of two engines that compute at once on one device: 0.5 if they take turns, 1 if they do not meet.",
+            help="With --encoders-on: speed of each of two engines that compute at once on one device. 0.5 if they take turns, 1 if they do not meet.",
+            show_default="0.5",
             rich_help_panel=_WHERE,
         ),
-    ] = 0.5,
+    ] = None,
     autoscale: Annotated[
         bool, typer.Option("--autoscale", help="Let the pool manager start and stop instances.", rich_help_panel=_WHERE)
     ] = False,

@@ -57,6 +57,8 @@ _IMAGE_PX = 448
 _CONTEXT = 512
 """Tokens of each answer beside which a budget is computed."""
 _LINK_S = 0.0003
+_IN_TURNS = 0.5
+"""The speed of each of two engines that take turns."""
 _MAX_HOST_NBYTES = 1 << 16
 _NOT_SIMULATED = (
     "--embedding-files",
@@ -86,8 +88,8 @@ class Hardware:
     """What the instances of one of these hosts share, in each direction."""
     encoders_on: str | None = None
     """The role on whose devices encoders compute."""
-    shared_speed: float = 0.5
-    """Of each of two engines that compute at once on one device, over what it has alone."""
+    shared_speed: float | None = None
+    """Of each of two engines that compute at once on one device, over what it has alone. None: they take turns."""
 
     def hosts(self, degrees: Mapping[Role, int]) -> Hosts | None:
         """The hosts on which instances of these tensor-parallel degrees are placed. Raises CliError."""
@@ -109,6 +111,8 @@ class Hardware:
     def sharing(self, targets: Mapping[Role, Target], *, fixed: bool) -> Sharing | None:
         """Whose devices encoders compute on. ``fixed``: instances keep their number and roles. Raises CliError."""
         if self.encoders_on is None:
+            if self.shared_speed is not None:
+                raise CliError("--shared-speed needs --encoders-on", caller=True)
             return None
         role = next((role for role in targets if role.value == self.encoders_on and role is not Role.E), None)
         if role is None or Role.E not in targets:
@@ -120,7 +124,7 @@ class Hardware:
             raise CliError(f"--encoders-on {self.encoders_on}: E and {role.value} have different devices", caller=True)
         if not fixed or self.host is not None:
             raise CliError("--encoders-on goes without --autoscale, --switch-roles and --host", caller=True)
-        return Sharing(role, self.shared_speed)
+        return Sharing(role, _IN_TURNS if self.shared_speed is None else self.shared_speed)
 
 
 @dataclass(frozen=True, slots=True)

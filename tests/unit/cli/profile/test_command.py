@@ -35,6 +35,11 @@ def test_the_handler_of_interrupts_is_the_callers_again_afterwards(tmp_path: Pat
         (("--engine=vllm", "--device=cuda"), "vLLM chooses its devices itself"),
         (("--engine=vllm", "--kv-cache-mib=64"), "it is --kv-cache-memory-bytes in --vllm-args"),
         (("--engine=vllm", "--analytic", "--device=h100"), "--engine would have no effect"),
+        (("--engine=vllm", "--part=encoder"), "--engine is that of the decoder, which --part leaves out"),
+        (
+            ("--encoder-engine=vllm", "--part=decoder"),
+            "--encoder-engine is that of the encoder, which --part leaves out",
+        ),
         pytest.param(
             ("--encoder-engine=vllm", "--part=encoder"),
             "this needs vllm: install Triptych's extra 'vllm'",

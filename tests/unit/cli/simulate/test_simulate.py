@@ -418,6 +418,7 @@ def test_the_demo_model_is_simulated_with_measured_profiles(tmp_path: Path) -> N
         (("--rate", 1, "--encoders-on", "P"), "there are no encoders (role E) and instances of that role"),
         (("--rate", 1, "--encoders-on", "PD", "--device", "E=l4,PD=h100"), "E and PD have different devices"),
         (("--rate", 1, "--encoders-on", "PD", "--autoscale"), "goes without --autoscale"),
+        (("--rate", 1, "--shared-speed", 0.5), "--shared-speed needs --encoders-on"),
         (("--rate", 1, "--json", "a.json", "--report", "a.json"), "name one file"),
         (("--rate", 1, "--images", "many"), "is not VALUE or VALUE:WEIGHT"),
         (("--rate", 1, "--max-seqences", "8"), "did you mean --max-sequences"),
