@@ -19,57 +19,12 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from triptych.domain.media import Modality
 from triptych.engine.checkpoint import Checkpoint
 from triptych.engine.compute import ComputeOptions
+from triptych.integrations.vllm.accepted import EFFECTS, ENCODER_ARGUMENTS, Effect, flag
 from triptych.integrations.vllm.connector import CONNECTOR, MODULE
 from triptych.integrations.vllm.kv_connector import KV_CONNECTOR, KV_MODULE
 from triptych.runtime.process import CannotStart
 
-_COSTLY = frozenset(
-    {
-        "attention_backend",
-        "block_size",
-        "compilation_config",
-        "cpu_offload_gb",
-        "cudagraph_capture_sizes",
-        "disable_custom_all_reduce",
-        "enable_prefix_caching",
-        "enforce_eager",
-        "gpu_memory_utilization",
-        "kv_cache_dtype",
-        "kv_cache_dtype_skip_layers",
-        "kv_cache_memory_bytes",
-        "long_prefill_token_threshold",
-        "long_prefill_token_threshold_adaptive",
-        "max_cudagraph_capture_size",
-        "max_model_len",
-        "max_num_active_seqs",
-        "max_num_batched_tokens",
-        "max_num_seqs",
-        "num_gpu_blocks_override",
-        "optimization_level",
-        "performance_mode",
-        "quantization",
-        "tensor_parallel_size",
-        "watermark",
-    }
-)
-"""Arguments that can be set and change what a step costs, or how much runs in one."""
-
-_COSTLESS = frozenset(
-    {
-        "cudagraph_metrics",
-        "enable_logging_iteration_details",
-        "enable_mfu_metrics",
-        "kv_cache_metrics",
-        "kv_cache_metrics_sample",
-        "safetensors_load_strategy",
-        "seed",
-        "show_hidden_metrics_for_version",
-        "use_tqdm_on_load",
-    }
-)
-"""Options that can be set and leave costs as they are."""
-
-ACCEPTED = _COSTLY | _COSTLESS
+ACCEPTED = EFFECTS.keys()
 
 _COMPILATION = frozenset(
     {
@@ -172,10 +127,6 @@ REFUSED: Mapping[str, str] = {
 _UNKNOWN = "it is not among the arguments that Triptych has checked"
 """The reason for all others."""
 
-
-ENCODER_ARGUMENTS = ("mm_encoder_attn_backend", "quantization")
-"""Arguments of an encoder. Each may change embeddings."""
-
 _LEAST_SHARE = 0.01
 """Share of a GPU's memory that must be free where vLLM starts as an encoder. It reserves none."""
 
@@ -218,7 +169,7 @@ def _transferring(given: Mapping[str, Any]) -> dict[str, Any]:
     for name, kept in (("tensor_parallel_size", 1), ("kv_cache_dtype", "auto")):
         if given.get(name, kept) != kept:
             raise CannotStart(
-                f"--vllm-args: {_flag(name)} cannot be set in roles P and D: keys and values are transferred by one worker, in the "
+                f"--vllm-args: {flag(name)} cannot be set in roles P and D: keys and values are transferred by one worker, in the "
                 "data type of the model"
             )
     return {
@@ -238,9 +189,11 @@ def cost_options(text: str, most: int = 256) -> str:
     than ``most`` bytes. The tensor-parallel degree is not part of it. Raises CannotStart.
     """
     given = sorted(
-        (name, value) for name, value in _of_text(text).items() if name in _COSTLY - {"tensor_parallel_size"}
+        (name, value)
+        for name, value in _of_text(text).items()
+        if EFFECTS[name] is not Effect.NOTHING and name != "tensor_parallel_size"
     )
-    flags = " ".join(f"{_flag(name)}={_changes(value)}" for name, value in given)
+    flags = " ".join(f"{flag(name)}={_changes(value)}" for name, value in given)
     return flags if len(flags.encode()) <= most else sha256(flags.encode()).hexdigest()
 
 
@@ -253,7 +206,7 @@ def with_step_tokens(text: str, tokens: int) -> str:
 
 def encoder_args(text: str, checkpoint: Checkpoint, *, model_id: str, compute: ComputeOptions) -> EngineArgs:
     """VLLM's arguments for its encoder alone, without language model and KV memory. Raises CannotStart."""
-    takes = " and ".join(map(_flag, ENCODER_ARGUMENTS))
+    takes = " and ".join(map(flag, ENCODER_ARGUMENTS))
     given = _given(text, ENCODER_ARGUMENTS, lambda _: f"an encoder takes {takes}")
     try:
         return EngineArgs(
@@ -302,7 +255,7 @@ def _given(text: str, accepted: Collection[str], why_not: Callable[[str], str]) 
         raise CannotStart("--vllm-args: --config cannot be set: arguments are given here, not in a file")
     for name in parsed:
         if name not in accepted:
-            raise CannotStart(f"--vllm-args: {_flag(name)} cannot be set: {why_not(name)}")
+            raise CannotStart(f"--vllm-args: {flag(name)} cannot be set: {why_not(name)}")
     return parsed
 
 
@@ -315,7 +268,7 @@ def _parser() -> FlexibleArgumentParser:
         action.default = SUPPRESS
         if action.dest == "compilation_config":
             assert callable(action.type)  # by vLLM
-            action.type = partial(_restricted, action.type, _COMPILATION, _flag(action.dest))
+            action.type = partial(_restricted, action.type, _COMPILATION, flag(action.dest))
     return parser
 
 
@@ -341,10 +294,6 @@ def _changes(value: Any) -> Any:
     default = CompilationConfig()
     names = [field.name for field in fields(value)]
     return {name: got for name in names if (got := getattr(value, name)) != getattr(default, name)}
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def _reason(error: Exception) -> str:

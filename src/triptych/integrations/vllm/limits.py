@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from triptych.domain.device import Device
+from triptych.integrations.vllm.accepted import EFFECTS, Effect, effect_of, flag
 from triptych.runtime.process import CannotStart
 
 MEMORY_SHARE = 0.92
@@ -17,31 +18,8 @@ _MULTIPLES: Mapping[str, int] = {
     **{letter: 1000**power for power, letter in enumerate("kmgt", 1)},
     **{letter: 1024**power for power, letter in enumerate("KMGT", 1)},
 }
-_OF_COSTS = frozenset(
-    {
-        *(
-            "--attention-backend",
-            "--block-size",
-            "--compilation-config",
-            "--cpu-offload-gb",
-            "--cudagraph-capture-sizes",
-        ),
-        *("--disable-custom-all-reduce", "--enable-prefix-caching", "--no-enable-prefix-caching", "--enforce-eager"),
-        *("--kv-cache-dtype-skip-layers", "--max-cudagraph-capture-size", "--no-enforce-eager"),
-        *("--optimization-level", "--quantization", "--safetensors-load-strategy", "--seed"),
-    }
-)
-"""Arguments whose effect a measured profile has, or that have none on times."""
-_WITHOUT_COSTS = frozenset(
-    {
-        "--enable-prefix-caching",
-        "--no-enable-prefix-caching",
-        "--no-enforce-eager",
-        "--safetensors-load-strategy",
-        "--seed",
-    }
-)
-"""Those of them that have none on times that are simulated."""
+_SHARES = ("gpu_memory_utilization",)
+_SHORT: Mapping[str, str] = {"tensor_parallel_size": "-tp"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,19 +74,17 @@ def _usual(device: Device, degree: int) -> tuple[int, int]:
 
 def _given(arguments: str, *, is_measured: bool) -> Mapping[str, Any]:
     parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for name in ("max-num-seqs", "max-num-active-seqs", "max-num-batched-tokens", "max-model-len"):
-        parser.add_argument(f"--{name}", type=_count)
-    parser.add_argument("--kv-cache-memory-bytes", type=_count)
-    parser.add_argument("--tensor-parallel-size", "-tp", type=_count)
-    parser.add_argument("--gpu-memory-utilization", type=_share)
+    for name in [name for name, effect in EFFECTS.items() if effect is Effect.BOUNDS]:
+        words = [flag(name), *([_SHORT[name]] if name in _SHORT else [])]
+        parser.add_argument(*words, type=_share if name in _SHARES else _count)
     try:
         parsed, others = parser.parse_known_args([_dashed(word) for word in shlex.split(arguments)])
     except (ArgumentError, ValueError) as error:
         raise CannotStart(f"--vllm-args: {error}") from None
-    names = [word.partition("=")[0] for word in others if word.startswith("-")]
-    if unknown := [name for name in names if name not in _OF_COSTS]:
+    effects = {word.partition("=")[0]: effect_of(word) for word in others if word.startswith("-")}
+    if unknown := [word for word, effect in effects.items() if effect in (None, Effect.BOUNDS, Effect.OTHER_BOUNDS)]:
         raise CannotStart(f"--vllm-args: {unknown[0]} is not simulated")
-    if not is_measured and (costly := [name for name in names if name not in _WITHOUT_COSTS]):
+    if not is_measured and (costly := [word for word, effect in effects.items() if effect is Effect.TIMES]):
         raise CannotStart(
             f"--vllm-args: {costly[0]} changes costs, which are computed without it: give measured --profiles"
         )
