@@ -176,11 +176,11 @@ def profile(
         }
         parts = tuple(part or ModelPart)
         for of_part, prefix in ((ModelPart.ENCODER, "encoder-"), (ModelPart.DECODER, "")):
-            if engines[of_part].vllm_args and engines[of_part].name != "vllm":
+            if engines[of_part].vllm_args and not engines[of_part].by_vllm:
                 raise CliError(f"--{prefix}vllm-args goes with --{prefix}engine vllm", caller=True)
-            if engines[of_part].name == "vllm" and of_part not in parts:
+            if engines[of_part].by_vllm and of_part not in parts:
                 raise CliError(f"--{prefix}engine is that of the {of_part.value}, which --part leaves out", caller=True)
-        by_vllm = [of_part for of_part in parts if engines[of_part].name == "vllm"]
+        by_vllm = [of_part for of_part in parts if engines[of_part].by_vllm]
         if analytic:
             from triptych.cli.profile.analytic import AnalyticJob, compute
 

@@ -28,7 +28,8 @@ class CostWarning(Enum):
     """The profile has no rows for it; the value is 0."""
     INACCURATE = "interpolation errs by more than 15 % on held-out rows"
     DRIFTED = "the machine's speed changed by more than 10 % while it was measured"
-    OTHER_SOFTWARE = "measured with other software or options"
+    OTHER_SOFTWARE = "measured with other software"
+    OTHER_OPTIONS = "of an engine with other options"
     OTHER_HARDWARE = "measured on other hardware"
     SYNTHETIC = "from a synthetic profile, which was not measured"
 
@@ -174,18 +175,19 @@ def costs_for(profiles: Iterable[Profile], wanted: ProfileIdentity) -> Costs | N
     """Costs by the profile that fits best, among those of the same part, dtype and tensor-parallel degree; or None.
 
     Measured profiles come before synthetic ones, then those of the same hardware, then of the same engine, then of the same
-    software and options, then the newest. Differences become warnings of every estimate.
+    options, then of the same software, then the newest. Differences become warnings of every estimate.
     """
     fitting = [profile for profile in profiles if _may_stand_for(profile.identity, wanted)]
     if not fitting:
         return None
 
-    def rank(profile: Profile) -> tuple[bool, bool, bool, bool, str]:
+    def rank(profile: Profile) -> tuple[bool, bool, bool, bool, bool, str]:
         found = _differences(profile.identity, wanted)
         return (
             profile.measured.origin is Origin.MEASURED,
             CostWarning.OTHER_HARDWARE not in found,
             profile.identity.engine == wanted.engine,
+            CostWarning.OTHER_OPTIONS not in found,
             CostWarning.OTHER_SOFTWARE not in found,
             profile.measured.at,
         )
@@ -208,8 +210,10 @@ def _differences(identity: ProfileIdentity, wanted: ProfileIdentity) -> frozense
     found = set()
     if identity.hardware != wanted.hardware:
         found.add(CostWarning.OTHER_HARDWARE)
-    if (identity.software, dict(identity.options)) != (wanted.software, dict(wanted.options)):
+    if identity.software != wanted.software:
         found.add(CostWarning.OTHER_SOFTWARE)
+    if dict(identity.options) != dict(wanted.options):
+        found.add(CostWarning.OTHER_OPTIONS)
     return frozenset(found)
 
 

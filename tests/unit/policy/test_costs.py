@@ -115,6 +115,15 @@ def test_a_profile_of_the_same_engine_fits_better_than_a_newer_one_of_another() 
     found = costs_for([by_vllm, by_own], replace(ENCODER_IDENTITY, options={"vllm": "--block-size=32"}))
     assert found is not None
     assert found.profile == by_vllm
+    assert found.warnings == {CostWarning.OTHER_OPTIONS}
+
+
+def test_a_profile_with_the_same_arguments_of_vllm_fits_better_than_a_newer_one_with_others() -> None:
+    eager, other = {"vllm": "--enforce-eager=True"}, {"vllm": "--quantization=fp8"}
+    same = named(ENCODER, "2026-11-02", options=eager, software="old")
+    found = costs_for([same, named(ENCODER, "2026-11-03", options=other)], replace(ENCODER_IDENTITY, options=eager))
+    assert found is not None
+    assert found.profile == same
     assert found.warnings == {CostWarning.OTHER_SOFTWARE}
 
 

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -35,6 +35,7 @@ from triptych.domain.profile import (
     parse_profile,
 )
 from triptych.domain.stage import ModelPart, Stage
+from triptych.integrations.vllm.accepted import other_times
 from triptych.policy.costs import MAX_DRIFT
 from triptych.policy.interpolation import held_out_errors
 from triptych.policy.transport import between_processes
@@ -54,6 +55,22 @@ class PartEngine:
 
     name: Literal["triptych", "vllm"] = "triptych"
     vllm_args: str = ""
+
+    @classmethod
+    def of_flags(cls, flags: Sequence[str]) -> "PartEngine":
+        """That of a service with these flags."""
+        values = {name: value for name, _, value in (flag.partition("=") for flag in flags)}
+        return cls("vllm" if values.get("--engine") == "vllm" else "triptych", values.get("--vllm-args", ""))
+
+    @property
+    def by_vllm(self) -> bool:
+        return self.name == "vllm"
+
+    def other_times(self, profile: Profile) -> tuple[str, ...]:
+        """Flags of vLLM that differ from the profile's and change times. Raises CannotStart."""
+        if not self.by_vllm:
+            return ()
+        return other_times(profile.identity.part, profile.identity.options.get("vllm", ""), self.vllm_args)
 
 
 @dataclass(frozen=True, slots=True)

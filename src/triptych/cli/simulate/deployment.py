@@ -12,13 +12,14 @@ from triptych.cli.outcome import CliError
 from triptych.cli.placement import DEFAULT_ROLES, placed
 from triptych.cli.presets import PRESETS, Preset, PresetName
 from triptych.cli.profile.analytic import AnalyticModel
+from triptych.cli.profile.command import PartEngine
 from triptych.cli.service_options import Flags, loaded
 from triptych.domain.device import BadCatalogue, Catalogue, Device
 from triptych.domain.device import Host as DeviceHost
 from triptych.domain.embedding import DType
 from triptych.domain.instance import ModelInfo
 from triptych.domain.media import MediaInfo, Modality
-from triptych.domain.profile import BadProfile, Origin, Profile
+from triptych.domain.profile import BadProfile, Origin, Profile, ProfileIdentity
 from triptych.domain.stage import INSTANCE_NAMES, ModelPart, Role, Stage
 from triptych.engine.checkpoint import DTYPES
 from triptych.families.base import count_tokens
@@ -26,7 +27,7 @@ from triptych.families.model_files import BadModel
 from triptych.files import BadFile, read_toml
 from triptych.integrations.vllm.limits import EngineLimits, engine_limits
 from triptych.policy.batching import MEASURED_SHARE, largest_within
-from triptych.policy.costs import Costs
+from triptych.policy.costs import Costs, CostWarning
 from triptych.policy.iteration import ImageBudget
 from triptych.policy.roofline import (
     DoesNotFit,
@@ -201,8 +202,8 @@ class _Making:
         }
         targets = {role: Target(devices[role], self._dtype, degrees[role]) for role in sizes}
         engines = {
-            ModelPart.ENCODER: _engine(given.get("encoder", ())),
-            ModelPart.DECODER: _engine(given.get("text", ())),
+            ModelPart.ENCODER: PartEngine.of_flags(given.get("encoder", ())),
+            ModelPart.DECODER: PartEngine.of_flags(given.get("text", ())),
         }
         kinds = {role: self._kind(role, targets[role], engines, switches=switches) for role in sizes}
         sharing = self._hardware.sharing(targets, fixed=not autoscale and not switches)
@@ -225,15 +226,15 @@ class _Making:
         texts: dict[Role, TextSettings] = {}
         budgets: dict[Role, ImageBudget] = {}
         context_tokens = self._model.architecture.family.context_length
-        by_vllm = engines[ModelPart.DECODER] == "vllm"
+        decoding = engines[ModelPart.DECODER]
         for role in sizes:
             if role is Role.E and not switches:
                 continue
             beside = ceil(sizes[Role.E] / sizes[role]) if sharing is not None and sharing.role is role else 0
             text = self._text(
-                role, targets[role], kinds[role], flags["text"], beside, switches=switches, by_vllm=by_vllm
+                role, targets[role], kinds[role], flags["text"], beside, switches=switches, engine=decoding
             )
-            if by_vllm:
+            if decoding.by_vllm:
                 limits = engine_limits(
                     text.engine.vllm_args,
                     targets[role].device,
@@ -249,8 +250,11 @@ class _Making:
         encoder: EncoderSettings = loaded(
             "encoder", (f"--model={self._path}", *flags["encoder"]), {"arena_bytes": _ARENA_BYTES}
         )
-        if encoder.engine.engine != engines[ModelPart.ENCODER]:
-            raise CliError("the engine of encoders is set in the environment: use --encoder-engine", caller=True)
+        if PartEngine(encoder.engine.engine, encoder.engine.vllm_args) != engines[ModelPart.ENCODER]:
+            raise CliError(
+                "the engine of encoders is set in the environment: use --encoder-engine and --encoder-vllm-args",
+                caller=True,
+            )
         router: RouterSettings = loaded("router", flags["router"])
         acting: tuple[str, ...] = (
             ("--autoscale", "--scaler=127.0.0.1:1") if autoscale else ()
@@ -281,7 +285,7 @@ class _Making:
             faults=[_fault(text, sizes) for text in faults],
         )
         prices = {device.name: device.price.usd_per_hour for device in devices.values() if device.price is not None}
-        return Simulated(deployment, prices, tuple(self._notes(kinds, devices)))
+        return Simulated(deployment, prices, tuple(self._notes(kinds, devices, engines)))
 
     def _text(
         self,
@@ -292,25 +296,27 @@ class _Making:
         beside: int,
         *,
         switches: bool,
-        by_vllm: bool,
+        engine: PartEngine,
     ) -> TextSettings:
         """The settings of a role's instances. ``beside``: encoders of other instances on their devices. Raises CliError and DoesNotFit."""
         below = dict(_ARENAS)
-        if not by_vllm:
+        if not engine.by_vllm:
             below["kv_cache_bytes"] = self._kv_nbytes(role, target, kind, beside)
         switchable = (f"--switchable={Role.EPD.value}",) if switches else ()
         given = (f"--model={self._path}", f"--role={role.value}", *switchable, *flags)
         text: TextSettings = loaded("text", given, below)
         if text.switchable is not None and not switches:
             raise CliError("--switchable is set in the environment: use --switch-roles", caller=True)
-        if (text.engine.engine == "vllm") != by_vllm:
-            raise CliError("the engine is set in the environment: use --engine", caller=True)
+        if PartEngine(text.engine.engine, text.engine.vllm_args) != engine:
+            raise CliError("the engine is set in the environment: use --engine and --vllm-args", caller=True)
         return text
 
     def _device(self, name: str) -> Device:
         return at_hand(self._catalogue.device(name), self._hardware.prepare_cores)
 
-    def _kind(self, role: Role, target: Target, engines: Mapping[ModelPart, str], *, switches: bool) -> InstanceKind:
+    def _kind(
+        self, role: Role, target: Target, engines: Mapping[ModelPart, PartEngine], *, switches: bool
+    ) -> InstanceKind:
         stages = Role.EPD if switches else role
         parts = [ModelPart.ENCODER] * stages.serves(Stage.ENCODE)
         if stages.serves(Stage.PREFILL) or stages.serves(Stage.DECODE):
@@ -325,19 +331,25 @@ class _Making:
             within_host=LinkSpeed(self._catalogue.host.shm_nbytes_per_s, self._catalogue.host.transfer_s / 2),
         )
 
-    def _profile(self, part: ModelPart, target: Target, engine: str) -> Profile:
-        """The measured one if there are some, else a computed one. Raises CliError if none fits, and DoesNotFit."""
+    def _profile(self, part: ModelPart, target: Target, engine: PartEngine) -> Profile:
+        """A measured one if there are some, else a computed one. Raises CliError if none fits, and DoesNotFit.
+
+        Of several the one of which the fewest arguments of vLLM change times, then the newest.
+        """
         digest = self._model.digest(part)
         if self._measured:
-            wanted = (part, digest, target.dtype, target.degree, engine, True)
-            for profile in self._measured:
-                found = profile.identity
-                fits = found.hardware in target.device.hardware
-                if (found.part, found.digest, found.dtype, found.tensor_parallel, found.engine, fits) == wanted:
-                    return profile
+            wanted = (part, digest, target.dtype, target.degree, engine.name)
+
+            def fits(found: ProfileIdentity) -> bool:
+                known = (found.part, found.digest, found.dtype, found.tensor_parallel, found.engine)
+                return known == wanted and found.hardware in target.device.hardware
+
+            fitting = [profile for profile in self._measured if fits(profile.identity)]
+            if fitting:
+                return max(fitting, key=lambda profile: (-len(engine.other_times(profile)), profile.measured.at))
             raise CliError(
                 f"--profiles {self._hardware.profiles}: none is of this model's {part.value} in {target.dtype.value} with "
-                f"engine {engine} on {target.degree} x {target.device.name} ({', '.join(target.device.hardware)})",
+                f"engine {engine.name} on {target.degree} x {target.device.name} ({', '.join(target.device.hardware)})",
                 caller=True,
             )
         self._model.memory(part, target)
@@ -402,7 +414,12 @@ class _Making:
         info = MediaInfo(Modality.IMAGE, "png", _IMAGE_PX, _IMAGE_PX, 0, bytes(32))
         return count_tokens(self._model.architecture.family, info)
 
-    def _notes(self, kinds: Mapping[Role, InstanceKind], devices: Mapping[Role, Device]) -> Sequence[str]:
+    def _notes(
+        self,
+        kinds: Mapping[Role, InstanceKind],
+        devices: Mapping[Role, Device],
+        engines: Mapping[ModelPart, PartEngine],
+    ) -> Sequence[str]:
         notes = []
         if self._model.is_config_alone:
             notes.append("there is only config.json: media are taken to be processed as the encoder needs it")
@@ -411,6 +428,8 @@ class _Making:
                 source = "measured on" if profile.measured.origin is Origin.MEASURED else "computed for"
                 arguments = profile.identity.options.get("vllm", "")
                 told = f", vLLM with {arguments}" if arguments else ""
+                if differing := engines[part].other_times(profile):
+                    told += f"; {CostWarning.OTHER_OPTIONS.value}: {', '.join(differing)}"
                 notes.append(f"costs of the {part.value} in {role.value}: {source} {devices[role].title}{told}")
         return list(dict.fromkeys(notes))
 
@@ -453,11 +472,6 @@ def _of_roles(text: str, roles: Iterable[Role], option: str) -> Mapping[Role, st
     if lacking := [role.value for role in roles if role not in values]:
         raise CliError(f"{option} {text}: nothing is said of {' and '.join(lacking)}", caller=True)
     return {role: values[role] for role in roles}
-
-
-def _engine(flags: Sequence[str]) -> str:
-    """That of a service with these flags."""
-    return next((flag.partition("=")[2] for flag in reversed(flags) if flag.startswith("--engine=")), "triptych")
 
 
 def _degree(text: str) -> int:

@@ -1,7 +1,15 @@
 """The arguments of vLLM's engines that can be set, and what each changes. They are known here where no vLLM is installed."""
 
+import json
+import re
+import shlex
+from ast import literal_eval
 from collections.abc import Mapping
 from enum import Enum
+from typing import Any
+
+from triptych.domain.stage import ModelPart
+from triptych.runtime.process import CannotStart
 
 
 class Effect(Enum):
@@ -55,6 +63,15 @@ EFFECTS: Mapping[str, Effect] = {
 ENCODER_ARGUMENTS = ("mm_encoder_attn_backend", "quantization")
 """Arguments of an encoder. Each may change embeddings and their times."""
 
+_TIMES: Mapping[ModelPart, frozenset[str]] = {
+    ModelPart.ENCODER: frozenset(ENCODER_ARGUMENTS),
+    ModelPart.DECODER: frozenset([name for name, effect in EFFECTS.items() if effect is Effect.TIMES]),
+}
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_NEXT = re.compile(r" (?=(?:--)?[a-z][a-z_-]*=)")
+_MEMBER = re.compile(r"<\w+\.(\w+): ([^>]*)>|\b\w+\.([A-Z]\w*)\b")
+"""A member of an enum, as Python shows it."""
+
 
 def flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
@@ -67,8 +84,81 @@ def effect_of(word: str) -> Effect | None:
     return Effect.NOTHING if is_negated and effect is Effect.TIMES else effect
 
 
+def other_times(part: ModelPart, measured: str, arguments: str) -> tuple[str, ...]:
+    """The flags that change times and differ: ``measured`` are the arguments in a profile's identity, ``arguments`` the
+    command line of an engine. Raises CannotStart.
+    """
+    if _DIGEST.fullmatch(measured):
+        return ("perhaps all, as the profile has a digest of its own",)
+    profiled, given = _profiled(measured), _given(arguments)
+    differing = [name for name in _TIMES[part] if not _are_same(profiled.get(name), given.get(name))]
+    return tuple([flag(name) for name in sorted(differing)])
+
+
 def _named(word: str) -> tuple[str, bool]:
     """The name of a flag, and whether it is negated."""
     name = word.partition("=")[0].lstrip("-").replace("-", "_")
     is_negated = name.startswith("no_") and name.removeprefix("no_") in EFFECTS
     return name.removeprefix("no_") if is_negated else name, is_negated
+
+
+def _profiled(text: str) -> dict[str, Any]:
+    """Values by name, of ``--name=value`` or ``name=value`` as Python shows it."""
+    values: dict[str, Any] = {}
+    for entry in _NEXT.split(text) if text else ():
+        name, _, value = entry.partition("=")
+        values[_named(name)[0]] = _form(value)
+    return values
+
+
+def _given(arguments: str) -> dict[str, Any]:
+    """Values by name, of a command line. Raises CannotStart."""
+    values: dict[str, list[str]] = {}
+    of_flag: list[str] = []
+    try:
+        words = shlex.split(arguments)
+    except ValueError as error:
+        raise CannotStart(f"--vllm-args: {error}") from None
+    for word in words:
+        if word.startswith("-"):
+            name, is_negated = _named(word)
+            _, equals, value = word.partition("=")
+            of_flag = values[name] = ["False"] if is_negated else [value] if equals else []
+        else:
+            of_flag.append(word)
+    return {
+        name: _form("True" if not parts else parts[0] if len(parts) == 1 else repr(parts))
+        for name, parts in values.items()
+    }
+
+
+def _form(text: str) -> Any:
+    """A value in one form, however it is written: None where it is the same as no value; for each entry, the names that it has."""
+    if text in ("False", "None"):
+        return None
+    try:
+        value = json.loads(text)
+    except ValueError:
+        try:
+            value = literal_eval(_MEMBER.sub(lambda found: repr("|".join(filter(None, found.groups()))), text))
+        except (ValueError, SyntaxError):
+            value = text
+    if isinstance(value, dict):
+        return {str(key): _names(entry) for key, entry in value.items()}
+    return [_names(entry) for entry in value] if isinstance(value, list) else [_names(value)]
+
+
+def _names(entry: Any) -> frozenset[str]:
+    """A member of an enum has two: its name and its value."""
+    try:
+        return frozenset([str(float(entry))])
+    except (TypeError, ValueError):
+        return frozenset(str(entry).casefold().split("|"))
+
+
+def _are_same(first: Any, second: Any) -> bool:
+    if type(first) is not type(second) or first is None:
+        return first is second
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(first[key] & second[key] for key in first)
+    return len(first) == len(second) and all(one & other for one, other in zip(first, second, strict=True))

@@ -472,6 +472,30 @@ def test_profiles_of_another_engine_are_refused(config: Path, tmp_path: Path) ->
     assert "none is of this model's decoder in F16 with engine triptych" in triptych(*given, status=2)
 
 
+def test_the_profile_with_the_arguments_of_vllm_is_taken_and_others_warn(config: Path, tmp_path: Path) -> None:
+    profiles = tmp_path / "profiles"
+    analytic = ("profile", "--analytic", "--model", str(config), "--device", "h100", "--out", str(profiles))
+    assert CliRunner().invoke(app, list(analytic)).exit_code == 0
+    (path,) = profiles.glob("decoder-*.json")
+    decoder = json.loads(path.read_text())
+    path.unlink()
+    for day, arguments in enumerate(("--enforce-eager=True --max-num-seqs=8", "", "--quantization=fp8"), 1):
+        decoder["identity"]["options"]["vllm"] = arguments
+        decoder["measured"]["at"] = f"2026-11-0{day}T00:00:00Z"
+        (profiles / f"decoder-{day}.json").write_text(json.dumps(decoder))
+    given = ("--model", config, "--profiles", profiles, "--device", "h100", *SHORT, "--engine", "vllm")
+
+    def of_decoder(arguments: str) -> str:
+        results = tmp_path / "results.json"
+        triptych(*given, f"--vllm-args={arguments}", "--slo-ttft-ms", 2000, "--json", results)
+        [note] = [note for note in json.loads(results.read_text())["costs"] if "of the decoder" in note]
+        return str(note).partition("NVIDIA H100 SXM 80 GB")[2]
+
+    assert of_decoder("--max-num-seqs 64") == ""
+    assert of_decoder("--enforce-eager --max-num-seqs 64") == ", vLLM with --enforce-eager=True --max-num-seqs=8"
+    assert of_decoder("--block-size 32") == "; of an engine with other options: --block-size"
+
+
 def test_profiles_of_another_model_or_device_are_refused(config: Path, tmp_path: Path) -> None:
     profiles = tmp_path / "profiles"
     analytic = ("profile", "--analytic", "--model", str(config), "--device", "h100", "--out", str(profiles))
