@@ -30,6 +30,7 @@ import xml.etree.ElementTree as ET
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain, count
 from multiprocessing import get_context
@@ -70,6 +71,9 @@ GROWTH = {"rss_mib": 32.0, "fds": 8, "sockets": 8, "threads": 2}
 """By how much the last third of a process's life may have more than the one before."""
 SIMULATED_GROWTH_MIB = 96.0
 """The same of a process that simulates clusters of any size."""
+MARK = "SOAK_MARK"
+"""Variable of the environment by which the processes of a soak are found."""
+PATIENCE_S = 5.0
 TOLD_CHARS = 4000
 """Of an error, from its end."""
 
@@ -352,16 +356,34 @@ def run(name: str, minutes: float, seed: int, folder: Path) -> Part:
     return part
 
 
-def left_over(shared_before: set[str]) -> Part:
-    """Processes and shared memory that are still there."""
+def marked() -> str:
+    """Mark the environment of what is started from now on. Returns the mark."""
+    mark = os.environ[MARK] = secrets.token_hex(16)  # noqa: TID251 - for the children
+    return mark
+
+
+def left_over(shared_before: set[str], mark: str, patience_s: float = PATIENCE_S) -> Part:
+    """Processes and shared memory that are still there. ``patience_s``: in which what is ending may end."""
     part = Part("left over")
-    for process in psutil.Process().children(recursive=True):
-        command = " ".join(process.cmdline())
-        if "multiprocessing" not in command:  # what tracks the pool's resources ends with this process
-            part.failed("a process is left", command)
+    _, alive = psutil.wait_procs(_started(mark), patience_s)
+    for process in alive:
+        with suppress(psutil.NoSuchProcess):
+            part.failed("a process is left", " ".join(process.cmdline()) or process.name())
     if left := asyncio.run(left_in_shared_memory(shared_before)):
         part.failed("shared memory is left", ", ".join(left))
     return part
+
+
+def _started(mark: str) -> list[psutil.Process]:
+    """Processes with this mark: also those whose parent has ended, which are children of another one then."""
+    found: list[psutil.Process] = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):  # it has just ended, or is another user's
+            if process.pid != os.getpid() and process.environ().get(MARK) == mark:
+                tracks = "multiprocessing.resource_tracker" in " ".join(process.cmdline())
+                if not (tracks and process.ppid() == os.getpid()):  # this process's own, which ends with it
+                    found.append(process)
+    return found
 
 
 def again(told: str, minutes: float) -> int:
@@ -387,7 +409,7 @@ def main() -> int:
     if arguments.again:
         return again(arguments.again, arguments.minutes)
     ending.by_sigterm()
-    shared_before = shared_memory_files()
+    shared_before, mark = shared_memory_files(), marked()
     print(f"seed {arguments.seed}", flush=True)
     settings = {"minutes": arguments.minutes, "seed": arguments.seed, "shares": SHARES, "most_growth": GROWTH}
     parts: list[Part] = []
@@ -400,7 +422,7 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="triptych-soak-"))
     for name in arguments.parts.split(","):
         done(run(name, arguments.minutes, arguments.seed, folder))
-    done(left_over(shared_before))
+    done(left_over(shared_before, mark))
     if failures := sum(len(part.failures) for part in parts):
         print(f"{failures} failures; logs are in {folder}")
         return 1

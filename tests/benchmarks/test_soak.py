@@ -3,9 +3,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from benchmarks import soak
+from tests.integration.transport.test_soak import shared_memory_files
 
 SEED = 5
 
@@ -41,6 +43,20 @@ def test_a_simulation_that_fails_is_told_with_what_repeats_it(
     assert "an answer of seed 7 is wrong" in soak.simulated("faults", 7).error
     assert soak.again("faults:7", 0.0) == 1
     assert "an answer of seed 7 is wrong" in capsys.readouterr().out
+
+
+def test_a_process_whose_parent_has_ended_is_left_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(soak.MARK, "another")
+    mark, shared = soak.marked(), shared_memory_files()
+    start = "import subprocess; print(subprocess.Popen(['sleep', '600'], stdout=subprocess.DEVNULL).pid)"
+    started = subprocess.run([sys.executable, "-c", start], capture_output=True, text=True, check=True)
+    orphan = psutil.Process(int(started.stdout))
+    try:
+        assert [failure["error"] for failure in soak.left_over(shared, mark, 0.1).failures] == ["sleep 600"]
+        assert soak.left_over(shared, "of another soak", 0.1).failures == []
+    finally:
+        orphan.kill()
+    assert soak.left_over(shared, mark).failures == []
 
 
 @pytest.mark.parametrize(("later", "fails"), [(40.0, False), (43.0, True)])
