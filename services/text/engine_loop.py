@@ -1,8 +1,8 @@
 """The loop that drives the text engine: requests join and leave between its steps.
 
 The engine runs in one thread, behind an ``Offload``. The loop passes it additions and cancellations, runs its steps,
-and delivers the tokens. Between steps it also copies keys and values, a bounded number of bytes each time, so that they
-hold up decodes little. It does not poll: while no step would do anything it waits. If the instance also encodes, the encoder
+and delivers the tokens. Between steps it also copies keys and values, beside decodes a bounded number of bytes each time, so that
+they hold those up little. It does not poll: while no step would do anything it waits. If the instance also encodes, the encoder
 runs between steps (``device_scheduler.py``).
 """
 
@@ -18,6 +18,7 @@ from triptych.domain.engine import EngineOutput, EngineRequest
 from triptych.domain.queue_position import QueuePosition
 from triptych.errors import EngineFailure, InstanceLost, TriptychError, Unavailable
 from triptych.machine.text.unbegun import UnbegunPositions
+from triptych.policy.batching import ALL_NBYTES
 from triptych.policy.iteration import Iteration
 from triptych.ports import Clock, Offload, TextEngine
 
@@ -82,7 +83,7 @@ class EngineLoop:
         on_gap: Callable[[float], None],
         on_step: Callable[[float], None],
         scheduler: DeviceScheduler | None = None,
-        most_copied_bytes: int = 1 << 24,
+        most_copied_bytes: Callable[[], int] = lambda: ALL_NBYTES,
     ) -> None:
         """``thread`` runs one call at a time. ``on_change`` is called when ``pending_tokens`` may have changed.
 
@@ -268,8 +269,8 @@ class EngineLoop:
     def _next_copies(self) -> list[_Copy]:
         """Take the copies to run now."""
         copies: list[_Copy] = []
-        nbytes = 0
-        while self._copies and (not copies or nbytes + self._copies[0].nbytes <= self._most_copied_bytes):
+        nbytes, most_nbytes = 0, self._most_copied_bytes()
+        while self._copies and (not copies or nbytes + self._copies[0].nbytes <= most_nbytes):
             copy = self._copies.popleft()
             if not copy.result.cancelled():
                 copies.append(copy)

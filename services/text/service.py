@@ -15,6 +15,7 @@ from triptych.domain.sampling import ResponseFormat
 from triptych.domain.stage import Stage
 from triptych.errors import InvalidRequest, LeaseLost
 from triptych.machine.stage_states import StageStates
+from triptych.policy.batching import most_copied_nbytes
 from triptych.policy.queueing import longest_waits
 from triptych.ports import Offload, TextEngine, TokenGrammar
 from triptych.runtime.hinted_load import watch_with_hints
@@ -101,7 +102,7 @@ class TextService:
             on_gap=record.token_gap,
             on_step=record.stepped,
             scheduler=scheduler,
-            most_copied_bytes=settings.kv_bytes_per_step,
+            most_copied_bytes=lambda: most_copied_nbytes(self._stages.open, settings.kv_bytes_per_step),
         )
         if kv is not None:
             kv.store.on_change(self._watched_load.notify)

@@ -10,11 +10,16 @@ from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 
 from triptych.domain.record import record
+from triptych.domain.stage import Stage
 from triptych.families.base import Span
 
 MEASURED_SHARE = 0.75
 """The share of an objective that a step may take when measured on an idle machine. Under load, preprocessing on the
 same cores, longer contexts and the event loop add to it: a quarter more was measured on two cores."""
+
+
+ALL_NBYTES = 1 << 62
+"""More than there is."""
 
 
 @record
@@ -141,3 +146,12 @@ def _first_end(work: Prefill) -> int:
     """The end of the bidirectional span in which ``work`` starts."""
     ends = [run.start + run.tokens for run in work.bidirectional if run.start <= work.first < run.start + run.tokens]
     return max(ends, default=work.first + 1)
+
+
+def most_copied_nbytes(stages: AbstractSet[Stage], beside_decodes: int) -> int:
+    """Bytes of keys and values that may be copied between two steps of an instance with these open stages.
+
+    Only decodes are held up by copies. Without them a bound would delay the copies alone: a step that computes 2,048 tokens leaves
+    112 MiB of them to copy in a model of 7 billion parameters with grouped heads, and 1 GiB without.
+    """
+    return beside_decodes if Stage.DECODE in stages else ALL_NBYTES

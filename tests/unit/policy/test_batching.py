@@ -2,12 +2,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from triptych.domain.stage import Role
 from triptych.families.base import Span
 from triptych.policy.batching import (
     Prefill,
     StepPlan,
     chunk,
     largest_within,
+    most_copied_nbytes,
     plan_step,
     preemption_victim,
     smallest_efficient,
@@ -165,3 +167,9 @@ def test_no_batch_is_measured_that_is_larger_than_one_that_took_long_enough() ->
 
     assert smallest_efficient(64, measure_s, enough_s=12.0, worthwhile=0.95) == 2
     assert measured == [1, 2]
+
+
+@pytest.mark.parametrize("role", list(Role))
+def test_copies_between_steps_are_bounded_where_decodes_would_wait_for_them(role: Role) -> None:
+    bounded = most_copied_nbytes(role.stages, 1 << 20) == 1 << 20
+    assert bounded == ("D" in role.value)

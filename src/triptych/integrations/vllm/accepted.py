@@ -150,10 +150,15 @@ def _form(text: str) -> Any:
 
 def _names(entry: Any) -> frozenset[str]:
     """A member of an enum has two: its name and its value."""
+    return frozenset(map(_plain, str(entry).casefold().split("|")))
+
+
+def _plain(text: str) -> str:
+    """A number in one form."""
     try:
-        return frozenset([str(float(entry))])
-    except (TypeError, ValueError):
-        return frozenset(str(entry).casefold().split("|"))
+        return str(float(text))
+    except ValueError:
+        return text
 
 
 def _are_same(first: Any, second: Any) -> bool:

@@ -26,6 +26,7 @@ from triptych.machine.text.counted_batch import CountedBatch, CountedSequence, C
 from triptych.machine.text.device_turns import DeviceTurns
 from triptych.machine.text.tensor_events import Acquire, CachedSlot
 from triptych.machine.text.unbegun import UnbegunPositions
+from triptych.policy.batching import most_copied_nbytes
 from triptych.policy.costs import Costs
 from triptych.policy.iteration import ImageBudget, Iteration
 from triptych.policy.queueing import as_called
@@ -192,6 +193,7 @@ class SimText:
     ) -> None:
         """``encoder``: of an instance that encodes as well, in ``turns`` with the batch."""
         self._settings = settings
+        self._most_copied_nbytes = most_copied_nbytes(settings.role.stages, settings.kv_bytes_per_step)
         self._costs = costs
         self.batch = batch
         self.receiver = receiver
@@ -500,7 +502,7 @@ class SimText:
         """Take the copies to run now."""
         copies: list[_Copy] = []
         nbytes = 0
-        while self._copies and (not copies or nbytes + self._copies[0].nbytes <= self._settings.kv_bytes_per_step):
+        while self._copies and (not copies or nbytes + self._copies[0].nbytes <= self._most_copied_nbytes):
             copies.append(self._copies.popleft())
             nbytes += copies[-1].nbytes
         return copies

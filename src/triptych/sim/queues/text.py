@@ -14,7 +14,7 @@ from typing import Protocol
 
 from triptych.domain.kv_segment import KvKind
 from triptych.machine.text.device_turns import DeviceTurns
-from triptych.policy.batching import Prefill, plan_prefills
+from triptych.policy.batching import Prefill, most_copied_nbytes, plan_prefills
 from triptych.policy.costs import Costs
 from triptych.policy.iteration import ImageBudget
 from triptych.services.text.settings import TextSettings
@@ -78,7 +78,7 @@ class QueueText:
         self._kv_tokens, self.kv_kind = kv
         self._max_sequences, self._token_budget = options.max_sequences, options.most_step_tokens
         self._copied_bytes_per_s = copied_bytes_per_s
-        self._copied_per_step = settings.kv_bytes_per_step
+        self._copied_per_step = most_copied_nbytes(settings.role.stages, settings.kv_bytes_per_step)
         self.most_pulled_nbytes = settings.pulls.max_holder_nbytes
         """Most that is pulled from one holder at the same time."""
         self._agenda = agenda

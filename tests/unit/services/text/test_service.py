@@ -631,6 +631,37 @@ def test_an_engine_that_is_lost_while_it_has_no_request_ends_its_loop() -> None:
     under_virtual_time(scenario)
 
 
+@pytest.mark.parametrize(("most", "together"), [(10, [1, 1, 2]), (1000, [4])])
+def test_copies_between_two_steps_are_as_many_as_may_be_but_one_at_least(most: int, together: list[int]) -> None:
+    """Of copies of 30, 12, 5 and 5 bytes. The bound is asked for each time."""
+
+    async def scenario() -> None:
+        clock = asyncio.get_running_loop().time
+        done = list[float]()
+
+        def copy() -> None:
+            spend(1.0)
+
+        loop = EngineLoop(
+            FakeTextEngine(VOCABULARY),
+            InlineOffload(1),
+            clock=clock,
+            on_change=lambda: None,
+            on_gap=lambda _: None,
+            on_step=lambda _: None,
+            most_copied_bytes=lambda: most,
+        )
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(loop.run())
+            for result in [loop.between(copy, nbytes) for nbytes in (30, 12, 5, 5)]:
+                await result
+                done.append(clock())
+            running.cancel()
+        assert [done.count(at_s) for at_s in sorted(set(done))] == together
+
+    under_virtual_time(scenario)
+
+
 def test_the_end_of_a_choice_tells_how_often_and_how_long_it_was_preempted() -> None:
     class Preempting(FakeTextEngine):
         """The third and the fifth token of each choice come late, after one and two further preemptions."""
