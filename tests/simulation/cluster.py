@@ -31,7 +31,6 @@ from triptych.domain.pool import Registration
 from triptych.domain.profile import Profile
 from triptych.domain.scaling import PoolName
 from triptych.domain.stage import ModelPart, Role, Stage
-from triptych.errors import TriptychError
 from triptych.families.base import Family
 from triptych.machine.process_pools import RestartRules
 from triptych.policy.iteration import ImageBudget
@@ -586,23 +585,13 @@ class RouterNode(LocalRouter):
 
     async def chat(self, request: ChatRequest) -> AsyncGenerator[Sequence[ChatEvent]]:
         async with aclosing(
-            self._link.stream("Chat", lambda router: _told(router, request), request.timeout_s)
+            self._link.stream("Chat", lambda router: router.chat(request), request.timeout_s)
         ) as answer:
             async for events in answer:
                 yield events
 
     async def models(self) -> tuple[ModelInfo, ...]:
         return await self._link.call("Models", lambda router: router.models())
-
-
-async def _told(service: RouterService, request: ChatRequest) -> AsyncGenerator[Sequence[ChatEvent]]:
-    try:
-        async with aclosing(service.chat(request)) as answer:
-            async for events in answer:
-                yield events
-    except TriptychError as error:
-        error.sent_by_peer = True
-        raise
 
 
 class SimMembership:

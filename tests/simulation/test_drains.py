@@ -13,12 +13,14 @@ from tests.simulation.test_cluster import check_right, simulate
 from tests.simulation.test_membership import gone, known
 from tests.simulation.test_prefixes import KEPT, TOLD, make_turns
 from tests.simulation.test_resolve import held, of_keys, of_media
-from tests.simulation.workload import Ask, Reply, play
+from tests.simulation.workload import Ask, Reply, make_asks, play
 from triptych.domain.membership import MemberState
 from triptych.domain.sampling import SamplingParams
 from triptych.domain.stage import Role
 
 ENDS_S = 3.0
+QUIET: dict[str, Any] = {"load_reports": {"load_min_interval_s": 0.1}}
+"""So long a router may not know that an instance drains."""
 LOST_S = 8.0
 """Until a leaving instance that has died is forgotten."""
 TRANSFERS_KV: dict[str, Any] = {"transfer_kv_on_drain": True}
@@ -75,6 +77,22 @@ def test_an_instance_that_drains_ends_soon(kind: str, seed: int) -> None:
         await gone(cluster, name)
 
     simulate(replace(world, seed=seed), scenario)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_all_instances_but_one_of_each_kind_may_drain_at_once(seed: int) -> None:
+    """Requests that were placed before the router knows of it are refused, again and again."""
+    world = World(seed=seed, encoders=24, texts=24, encoder=QUIET, text=QUIET)
+
+    async def scenario(cluster: SimCluster) -> None:
+        async with asyncio.TaskGroup() as group:
+            playing = group.create_task(play(cluster.router, make_asks(seed, 120, images=(0, 2))))
+            await asyncio.sleep(0.5)
+            for node in (*cluster.encoders[1:], *cluster.texts[1:]):
+                group.create_task(node.drain())
+        check_right(playing.result())
+
+    simulate(world, scenario)
 
 
 def test_leases_of_a_router_that_died_hold_up_a_drain_for_a_bounded_time() -> None:

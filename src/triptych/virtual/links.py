@@ -5,8 +5,8 @@ process does, and dies as a killed one does: running calls raise InstanceLost, l
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager, nullcontext
 from enum import Enum
 from types import TracebackType
 from typing import Any, Generic, TypeVar
@@ -18,7 +18,7 @@ from triptych.domain.generation import TextEvent, TextRequest
 from triptych.domain.instance import InstanceInfo, InstanceLoad
 from triptych.domain.pool import ManagerStatus, ManualSize, MemberReport, MembershipDelta, Order, Watch
 from triptych.domain.stage import Role
-from triptych.errors import DeadlineExceeded, InstanceLost, Unavailable
+from triptych.errors import DeadlineExceeded, InstanceLost, TriptychError, Unavailable
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -93,7 +93,8 @@ class Link(Generic[S]):
         """A unary call."""
         async with self._deadline(method, timeout_s), _Call(self):
             target, fault = await self._request(method)
-            answer = await invoke(target)
+            with _sent():
+                answer = await invoke(target)
             await self._travel()
             if fault is Fault.REPLY_LOST:
                 raise Unavailable(f"{self.name} has lost the reply to {method}")
@@ -116,7 +117,8 @@ class Link(Generic[S]):
                     if self._target is None or self._incarnation != incarnation:
                         raise InstanceLost(f"{self.name} was lost during {method}")
                     try:
-                        answer = await anext(answers)
+                        with _sent():
+                            answer = await anext(answers)
                     except StopAsyncIteration:
                         return
                     await self._travel()
@@ -164,6 +166,16 @@ class Link(Generic[S]):
             if not timeout.expired():
                 raise
             raise DeadlineExceeded(f"{self.name} did not answer {method} in time") from None
+
+
+@contextmanager
+def _sent() -> Iterator[None]:
+    """An error that the target raises is sent by it, as over gRPC."""
+    try:
+        yield
+    except TriptychError as error:
+        error.sent_by_peer = True
+        raise
 
 
 class _Call:

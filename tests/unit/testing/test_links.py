@@ -67,6 +67,31 @@ def run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
     return virtual_time.run(main(), limit_s=100)
 
 
+def test_an_error_of_the_target_is_sent_by_it_and_one_of_the_link_is_not() -> None:
+    class Draining(SlowEncoder):
+        async def encode(self, request: EncodeRequest) -> EncodeResult:
+            raise Unavailable("draining")
+
+        async def watch_load(self) -> AsyncGenerator[InstanceLoad]:
+            raise Unavailable("draining")
+            yield
+
+    async def main() -> list[bool]:
+        link: Link[Any] = Link("e0", Draining())
+        linked, sent = LinkedInstance(link), list[bool]()
+        for is_there in (True, False):
+            if not is_there:
+                link.kill()
+            with pytest.raises(Unavailable) as called:
+                await linked.encode(REQUEST)
+            with pytest.raises(Unavailable) as read:
+                await anext(linked.watch_load())
+            sent += [called.value.sent_by_peer, read.value.sent_by_peer]
+        return sent
+
+    assert run(main) == [True, True, False, False]
+
+
 def now_s() -> float:
     return asyncio.get_running_loop().time()
 

@@ -34,7 +34,7 @@ class Ending(Enum):
     DROPPED = "it failed while another call for the same item went on"
     REFUSED = "the encoder had no room, or had just closed its stage"
     FAILED = "it failed, or what it left at its instance was lost"
-    EXCUSED = "its text instance drained, or had just closed its stage"
+    EXCUSED = "its instance drained, or its text instance had just closed its stage"
     EXPIRED = "leases on the embeddings expired while it waited at its text instance"
     MOVED = "the request went elsewhere from where it waited"
     KV_TRANSFERRED = "its text instance has handed the answer over"

@@ -118,7 +118,7 @@ class RequestLimits:
     """Retries and leases of one request."""
 
     max_encode_attempts: Positive = 3
-    """Attempts to encode an item before the request fails."""
+    """Attempts to encode an item before the request fails. One whose encoder drains does not count."""
     max_text_attempts: Positive = 3
     """Attempts at text instances before a request fails, those that go on with its answer included. One whose instance
     drains, or has switched to other stages, does not count."""
@@ -324,7 +324,7 @@ class RequestMachine:
                 return self._end(RequestPhase.FAILED, failure, now_s)
         match attempt.kind:
             case AttemptKind.ENCODE:
-                return self._encode_failed(attempt, event.error, now_s)
+                return self._encode_failed(attempt, event.error, now_s, drains=event.drains)
             case AttemptKind.EARLY_PREFILL:
                 return self._early_failed(event.error, now_s)
             case _:
@@ -418,7 +418,9 @@ class RequestMachine:
         overtaken = item.answered(attempt, result, now_s)
         return [*overtaken, *self._items.watch_leases(now_s), *self._advance(now_s)]
 
-    def _encode_failed(self, attempt: Attempt, error: TriptychError, now_s: float) -> list[RequestEffect]:
+    def _encode_failed(
+        self, attempt: Attempt, error: TriptychError, now_s: float, *, drains: bool
+    ) -> list[RequestEffect]:
         item, unsure = self._items.of(attempt), isinstance(error, Unavailable | DeadlineExceeded | Cancelled)
         if attempt.leases is not None and (isinstance(error, StageClosed) or not unsure):
             attempt.leases.not_granted()
@@ -432,7 +434,7 @@ class RequestMachine:
         if isinstance(error, InternalError):
             return self._encode_elsewhere(attempt, error, now_s)
         if isinstance(error, Unavailable):
-            return self._encode_again([item], error, now_s)
+            return self._encode_again([item], error, now_s, drains=drains)
         return self._end(RequestPhase.FAILED, error, now_s)
 
     def _encode_elsewhere(self, attempt: Attempt, error: InternalError, now_s: float) -> list[RequestEffect]:
@@ -444,13 +446,15 @@ class RequestMachine:
             return self._end(RequestPhase.FAILED, error, now_s)
         return self._encode_again([item], error, now_s)
 
-    def _encode_again(self, items: Iterable[RequestItem], error: TriptychError, now_s: float) -> list[RequestEffect]:
-        """Release these items and request other places at once. Other items keep theirs."""
+    def _encode_again(
+        self, items: Iterable[RequestItem], error: TriptychError, now_s: float, *, drains: bool = False
+    ) -> list[RequestEffect]:
+        """Release these items and request other places at once. Other items keep theirs. ``drains``: their encoders do."""
         effects: list[RequestEffect] = []
         again: list[int] = []
         for item in items:
             if item.held is not None:
-                effects += item.lose(item.held, error, now_s)
+                effects += item.lose(item.held, error, now_s, drains=drains)
             again.append(item.index)
             if item.losses >= self._limits.max_encode_attempts:
                 return effects + self._end(RequestPhase.FAILED, error, now_s)

@@ -12,7 +12,7 @@ from triptych.domain.queue_position import QueuePosition
 from triptych.domain.resolving import ResolvedItem
 from triptych.domain.timeline import ItemTimeline
 from triptych.errors import InternalError, TransferFailed, TriptychError
-from triptych.machine.router.attempts import Attempt, Ending
+from triptych.machine.router.attempts import MOST_EXCUSED, Attempt, Ending
 from triptych.machine.router.leases import AttemptLeases
 from triptych.machine.router.prompt_identity import IdentifiedItem
 from triptych.machine.router.request_events import After, AttemptKind, Encode, RequestEffect, Signal
@@ -150,15 +150,19 @@ class RequestItem:
         """End an attempt that its encoder has no room for now."""
         return self._end(attempt, Ending.REFUSED, now_s, error.message, error)
 
-    def lose(self, attempt: Attempt, error: TriptychError, now_s: float) -> list[RequestEffect]:
+    def lose(
+        self, attempt: Attempt, error: TriptychError, now_s: float, *, drains: bool = False
+    ) -> list[RequestEffect]:
         """End an attempt that failed, or whose embedding is lost: it is wrong, could not be pulled, or is not there any more.
 
-        While another call for the item runs, nothing is lost.
+        While another call for the item runs, nothing is lost. One whose encoder ``drains`` is excused.
         """
         was_there = attempt.result is not None or (attempt.leases is not None and bool(attempt.leases.tickets))
         pulled = isinstance(error, TransferFailed) and self.index in error.items
         is_unusable = was_there and (pulled or isinstance(error, InternalError))
         how = Ending.FAILED if self.hedge is None else Ending.DROPPED
+        if drains and how is Ending.FAILED and self._ended(Ending.EXCUSED) < MOST_EXCUSED:
+            how = Ending.EXCUSED
         return [EmbeddingGone(attempt.grant.credit, is_unusable), *self._end(attempt, how, now_s, error.message, error)]
 
     def release(self, reason: str, now_s: float) -> list[RequestEffect]:

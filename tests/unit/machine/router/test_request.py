@@ -34,6 +34,7 @@ from triptych.errors import (
     TriptychError,
     Unavailable,
 )
+from triptych.machine.router.attempts import MOST_EXCUSED
 from triptych.machine.router.losses import Loss
 from triptych.machine.router.request import RequestLimits, RequestMachine, RequestPhase
 from triptych.machine.router.request_events import (
@@ -663,6 +664,20 @@ def test_repeated_losses_of_an_item_end_the_request() -> None:
         world.feed(failed(call, InstanceLost("gone")))
     world.assert_over(RequestPhase.FAILED)
     assert isinstance(world.error, InstanceLost)
+
+
+@pytest.mark.parametrize(("drained", "phase"), [(MOST_EXCUSED, RequestPhase.DISPATCHING), (19, RequestPhase.FAILED)])
+def test_an_attempt_whose_encoder_drains_does_not_count_as_a_loss(drained: int, phase: RequestPhase) -> None:
+    """But there are only so many."""
+    world = World(1)
+    for _ in range(drained):
+        world.place_all()
+        (call,) = world.take(Encode)
+        assert isinstance(call, Encode)
+        world.feed(CallFailed(call.credit, call.name, Unavailable("the encoder is draining"), drains=True))
+    world.place_all()
+    world.encode_all()
+    assert world.machine.phase is phase
 
 
 @pytest.mark.parametrize("error", [InvalidMedia("bad"), DeadlineExceeded("late")])
