@@ -59,7 +59,8 @@ def newest(records: Sequence[Json]) -> list[Json]:
             for key in ("drifts", "not_run")
         }
         models = {
-            model: known | {"capacity": {mix: rate for mix, rate in known["capacity"].items() if (model, mix) in shown_here}}
+            model: known
+            | {"capacity": {mix: rate for mix, rate in known["capacity"].items() if (model, mix) in shown_here}}
             for model, known in record["models"].items()
             if any(model == name for name, _ in shown_here)
         }

@@ -73,8 +73,9 @@ def test_an_error_of_the_target_is_sent_by_it_and_one_of_the_link_is_not() -> No
             raise Unavailable("draining")
 
         async def watch_load(self) -> AsyncGenerator[InstanceLoad]:
+            for load in list[InstanceLoad]():
+                yield load
             raise Unavailable("draining")
-            yield
 
     async def main() -> list[bool]:
         link: Link[Any] = Link("e0", Draining())

@@ -82,7 +82,7 @@ def test_fields_whose_joined_names_are_alike_keep_their_own_bounds(*, nested_fir
     fields = {"waiting_media": {"type": "TYPE_MESSAGE", "type_name": f".{package}.Ticket"}}
     fields["waiting_media_tokens"] = {"type": "TYPE_UINT64"}
     for number, name in enumerate(sorted(fields, reverse=not nested_first), 1):
-        report.field.add(name=name, number=number, label="LABEL_OPTIONAL", **fields[name])  # type: ignore[arg-type]
+        report.field.add(name=name, number=number, label="LABEL_OPTIONAL", **fields[name])
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     made: Any = GetMessageClass(pool.FindMessageTypeByName(f"{package}.WindowReport"))

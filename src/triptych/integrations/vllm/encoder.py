@@ -15,7 +15,8 @@ from triptych.engine.compute import ComputeOptions
 from triptych.engine.encoder import AdapterEncoderEngine
 from triptych.engine.media.item import Decoding
 from triptych.engine.torch_process import prepare_torch
-from triptych.integrations.vllm.arguments import ENCODER_ARGUMENTS, encoder_args
+from triptych.integrations.vllm.accepted import ENCODER_ARGUMENTS
+from triptych.integrations.vllm.arguments import encoder_args
 from triptych.integrations.vllm.families import encoder_adapter
 from triptych.integrations.vllm.release import SUPPORTED
 from triptych.integrations.vllm.starting import starting, vllm_identity
