@@ -35,7 +35,7 @@ class ScalingLimits:
     """Speed and caution of autoscaling."""
 
     period_s: PositiveSeconds = 300.0
-    """Time between periodic reconfigurations. Pools shrink then only; they grow at once."""
+    """Time between periodic reconfigurations. Pools shrink then only, instance by instance; they grow at once."""
     attainment_threshold: Seconds = 0.99
     """Share of requests that must meet their objective; below it the pool grows at once."""
     attainment_window_s: PositiveSeconds = ATTAINMENT_WINDOW_S

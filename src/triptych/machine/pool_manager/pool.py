@@ -135,6 +135,8 @@ class PoolMachine:
         self._changes: deque[float] = deque()
         self._next_period_s = now_s + scaling.period_s
         self._low_periods = 0
+        self._is_shrinking = False
+        """The period that is due has permitted a smaller pool, and goes on until nothing more is given up."""
         self._futile = 0
         self._share_before: float | None = None
         """Attainment before the last growth for attainment alone; None once its effect was judged."""
@@ -302,7 +304,8 @@ class PoolMachine:
         view = self._view = self._viewed(now_s)
         decision = decide(view, self._scaling)
         effects += self._decided(view, decision, now_s)
-        if view.period_due:
+        self._is_shrinking = self._order is not None and (self._is_shrinking or decision.why is Why.LOW_LOAD)
+        if view.period_due and not self._is_shrinking:
             self._next_period_s = now_s + self._scaling.period_s
             self._low_periods = self._low_periods + 1 if decision.low else 0
             self._demand.begin_period()

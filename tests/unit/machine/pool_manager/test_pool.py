@@ -98,13 +98,16 @@ def test_a_burst_gets_no_more_instances_than_work_off_its_queue() -> None:
     assert cluster.attainment(140, 170) == 1.0
 
 
-def test_after_the_burst_the_pool_shrinks_by_one_per_period_and_keeps_its_objective() -> None:
+def test_after_the_burst_the_pool_gives_up_one_instance_after_the_other_and_keeps_its_objective() -> None:
+    """A period that permits fewer instances goes on until no more are given up, and the next one begins then."""
     cluster = Modelled(burst, flat, FAST)
     cluster.run(1500)
     assert cluster.sizes[-1][1] == 1
     shrinks = [(at_s, size) for at_s, size in cluster.changes("e") if at_s > 400]
     assert [size for _, size in shrinks] == list(range(len(shrinks), 0, -1))
-    assert all(after - before >= 60 for (before, _), (after, _) in pairwise(shrinks))
+    gaps_s = [after - before for (before, _), (after, _) in pairwise(shrinks)]
+    assert min(gaps_s) < 5, "several in one period"
+    assert all(gap_s < 5 or gap_s >= 60 for gap_s in gaps_s)
     assert cluster.attainment(430, 1500) == 1.0
     assert cluster.state("e") is PoolState.STEADY
 
@@ -215,7 +218,8 @@ def test_hours_of_any_load_cause_a_bounded_number_of_changes_in_every_hour(
         sizes = [size for _, size in hour]
         assert sum(after < before for before, after in pairwise(sizes)) <= FAST.max_changes_per_hour / 2
     shrinks = [at_s for (_, before), (at_s, after) in pairwise([(0.0, 1), *changes]) if after < before]
-    assert all(later - earlier >= FAST.period_s for earlier, later in pairwise(shrinks))
+    gaps_s = [later - earlier for earlier, later in pairwise(shrinks)]
+    assert all(gap_s < 5 or gap_s >= FAST.period_s for gap_s in gaps_s), "in one period, or in another"
 
 
 @pytest.mark.slow
