@@ -18,7 +18,7 @@ from triptych.cli import ports
 from triptych.cli.child import child_command
 from triptych.cli.model import Model
 from triptych.cli.outcome import ClusterError
-from triptych.cli.plan import (
+from triptych.cli.process_plan import (
     ENGINES,
     MANAGER,
     ClusterPlan,

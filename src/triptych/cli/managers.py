@@ -9,7 +9,7 @@ import httpx
 
 from triptych.cli import running
 from triptych.cli.outcome import CliError
-from triptych.cli.plan import MANAGER
+from triptych.cli.process_plan import MANAGER
 from triptych.domain.pool import ManagerStatus
 from triptych.errors import DeadlineExceeded, InstanceLost, InvalidRequest, NotFound, TriptychError, Unavailable
 from triptych.policy.addresses import why_not_called

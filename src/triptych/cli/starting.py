@@ -163,7 +163,7 @@ def up(
     from triptych.cli.cluster import LocalCluster
     from triptych.cli.cluster_settings import ClusterSettings
     from triptych.cli.model import Model
-    from triptych.cli.plan import refuse_impossible, refuse_tls
+    from triptych.cli.process_plan import refuse_impossible, refuse_tls
     from triptych.cli.service_options import parse
     from triptych.cli.show import plain_console
     from triptych.cli.terminal import unfailing_output

@@ -17,7 +17,7 @@ from triptych.cli.cluster_settings import ClusterSettings
 from triptych.cli.main import app
 from triptych.cli.model import Model
 from triptych.cli.outcome import CliError
-from triptych.cli.plan import ClusterPlan
+from triptych.cli.process_plan import ClusterPlan
 from triptych.cli.service_options import SERVICES, Flags, ServiceOption, parse, service_options, usual_rows
 from triptych.demo import MODEL_DIR, MODEL_ID
 from triptych.domain.stage import Role
