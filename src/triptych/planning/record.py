@@ -1,0 +1,355 @@
+"""A plan: the placements that were compared for a workload, what is predicted of each, and why one was chosen. As data, and as JSON."""
+
+import shlex
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from triptych.domain.stage import Role, Stage
+from triptych.files import BadFile, read_bytes
+from triptych.sim.limits import Fidelity
+from triptych.workload.report import Latency, Objectives
+
+MAX_NBYTES = 16 << 20
+_STRICT = ConfigDict(extra="forbid")
+_INDENT = 1
+
+Options = Mapping[str, str]
+"""Options of a command by name, without the dashes in front: ``{"max-sequences": "128"}``. A switch has the value ``yes`` or ``no``."""
+Win = Literal["cheapest", "goodput", "ttft"]
+"""What a candidate can be the best in: the lowest price among those that meet the objectives, the highest goodput within the
+budget, or the lowest P90 of the time to the first token among those that meet the objectives.
+"""
+
+
+class BadPlan(ValueError):
+    """A file that is no plan. The message says what is wrong, without the file's name."""
+
+
+def words(options: Options) -> tuple[str, ...]:
+    """Options as a command line has them, in their order."""
+    return tuple(_word(name, value) for name, value in options.items())
+
+
+def _word(name: str, value: str) -> str:
+    if value in ("yes", "no"):
+        return f"--{name}" if value == "yes" else f"--no-{name}"
+    return f"--{name}={value}"
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A cluster of one model: instances by role, their devices, and the settings in which candidates differ."""
+
+    __pydantic_config__ = _STRICT
+
+    roles: Mapping[Role, int]
+    """Instances by role, in the order of ``INSTANCE_NAMES``."""
+    devices: Mapping[Role, str]
+    """The kind of device of each role, by its name in the catalogue."""
+    degrees: Mapping[Role, int]
+    """Devices of each instance: the tensor-parallel degree."""
+    prepare_cores: int
+    """Cores that preprocess, of each instance that encodes."""
+    switch_roles: bool = False
+    settings: Options = field(default_factory=dict)
+    """Options of services, as of ``triptych up``: batch limits, step budgets, policies."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for what is no cluster."""
+        if not (self.roles.keys() == self.devices.keys() == self.degrees.keys()):
+            raise ValueError("roles, devices and degrees are not of the same roles")
+        if min((*self.roles.values(), *self.degrees.values()), default=0) < 1 or self.prepare_cores < 1:
+            raise ValueError("a number of instances, devices or cores is below 1")
+        if idle := [stage.value for stage in Stage if not any(role.serves(stage) for role in self.roles)]:
+            raise ValueError(f"nothing would {' and '.join(idle)}")
+
+    @property
+    def roles_text(self) -> str:
+        """As ``--roles`` has them: ``E:2,PD:1``."""
+        return ",".join(f"{role.value}:{count}" for role, count in self.roles.items())
+
+    @property
+    def device_counts(self) -> Counter[str]:
+        """Devices that it takes, by kind."""
+        counts: Counter[str] = Counter()
+        for role, count in self.roles.items():
+            counts[self.devices[role]] += count * self.degrees[role]
+        return counts
+
+    @property
+    def cluster_options(self) -> tuple[str, ...]:
+        """Options that ``triptych up`` and ``triptych simulate`` have in common."""
+        switching = "yes" if self.switch_roles else "no"
+        return words({"roles": self.roles_text, "switch-roles": switching, **self.settings})
+
+    @property
+    def hardware_options(self) -> tuple[str, ...]:
+        """Options that ``triptych simulate`` has beside them."""
+        return words(
+            {
+                "device": ",".join(f"{role.value}={name}" for role, name in self.devices.items()),
+                "tensor-parallel": ",".join(f"{role.value}={degree}" for role, degree in self.degrees.items()),
+                "prepare-cores": str(self.prepare_cores),
+            }
+        )
+
+    def __str__(self) -> str:
+        """In a few words: ``E:2 l4, PD:1 2xh100``."""
+        return ", ".join(
+            f"{role.value}:{count} {'' if self.degrees[role] == 1 else f'{self.degrees[role]}x'}{self.devices[role]}"
+            for role, count in self.roles.items()
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What a plan may take. Without any limit it takes what the rate needs."""
+
+    __pydantic_config__ = _STRICT
+
+    devices: Mapping[str, int | None]
+    """The kinds of devices to choose from, with how many there are; None: as many as are wanted."""
+    usd_per_hour: float | None
+    rate: float
+    """Requests per second that are to be served."""
+
+
+@dataclass(frozen=True, slots=True)
+class KindFigures:
+    """Predicted figures of the requests of one kind, or of all."""
+
+    __pydantic_config__ = _STRICT
+
+    requests: int
+    answered: int
+    ttft: Latency
+    tpot: Latency
+    attainment: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Predicted figures of a placement at one rate, of the runs of all seeds together."""
+
+    __pydantic_config__ = _STRICT
+
+    rate: float
+    all: KindFigures
+    by_kind: Mapping[str, KindFigures]
+    """By ``text``, ``image``, ``video`` and ``audio``, of those that the workload has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Goodput:
+    """The highest rate at which the objectives are met. The range is from the worst seed to the best."""
+
+    __pydantic_config__ = _STRICT
+
+    rps: float
+    least_rps: float
+    most_rps: float
+    is_bound: bool = False
+    """Whether it is at least ``rps``: no higher rate was tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Cost of the devices, in dollars."""
+
+    __pydantic_config__ = _STRICT
+
+    usd_per_hour: float
+    usd_per_million_tokens: float
+    """Of prompts and answers at the plan's rate."""
+    usd_per_thousand_requests: float
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """What is predicted of a placement under the workload."""
+
+    __pydantic_config__ = _STRICT
+
+    figures: Figures
+    """At the plan's rate."""
+    goodput: Goodput | None
+    """None without objectives, or if it was not looked for."""
+    headroom: Mapping[str, float]
+    """Attainment at shares of the plan's rate: ``-20 %``, ``+20 %``. Empty where it was not simulated."""
+    utilization: Mapping[str, float]
+    """Share of time for which what serves it is busy, by ``prepare``, ``encode``, ``prefill`` and ``decode``. Instances that serve
+    several stages are shared by them.
+    """
+    binds: str
+    """The stage that bounds the rate: the one whose instances are the busiest."""
+    prices: Prices | None
+    """None where a device has no price."""
+    fidelity: Fidelity
+    seeds: int
+    """Runs of the figures: each with another seed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A placement that was simulated."""
+
+    __pydantic_config__ = _STRICT
+
+    placement: Placement
+    predicted: Predicted
+    meets: bool
+    """Whether the objectives are met at the plan's rate, within the budget."""
+    lacks: str = ""
+    """In one line, what it lacks in comparison with the chosen one; empty for that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A placement that was given up before the last round."""
+
+    __pydantic_config__ = _STRICT
+
+    placement: Placement
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowPrice:
+    """What one more device of a kind would bring."""
+
+    __pydantic_config__ = _STRICT
+
+    device: str
+    role: Role
+    """The role that it is best used for."""
+    goodput_rps: float
+    """Requests per second that the goodput gains, by the closed form."""
+    usd_per_hour: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Infeasible:
+    """Why nothing meets the objectives, and what would be nearest."""
+
+    __pydantic_config__ = _STRICT
+
+    reasons: tuple[str, ...]
+    """Objectives that are missed, each with the stage and the best figure that there is."""
+    relaxed: Objectives | None
+    """Objectives that the best candidate within the budget meets."""
+    larger: Placement | None
+    """The cheapest placement that meets the objectives with more devices or money, by the closed form."""
+    larger_usd_per_hour: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """How a plan came about."""
+
+    __pydantic_config__ = _STRICT
+
+    version: str
+    """Of Triptych."""
+    at: str
+    """ISO 8601, UTC."""
+    took_s: float
+    points: int
+    """Placements that the closed form judged."""
+    simulated: int
+    """Placements that were simulated."""
+    seeds: tuple[int, ...]
+    interrupted: bool
+    sources: tuple[str, ...]
+    """Where the costs come from."""
+    expected_error: float | None
+    """Relative error to be expected of predicted times; None if it is not known."""
+    error_source: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRecord:
+    """A plan. Candidates come in their order, the chosen one first."""
+
+    __pydantic_config__ = _STRICT
+
+    model: str
+    """As ``--model`` has it."""
+    model_id: str
+    common: Options
+    """Options of ``triptych simulate`` that all placements share: dtype, profiles, hosts, settings that were given."""
+    workload: Options
+    """Options of ``triptych bench`` and ``triptych simulate`` that offer the load, with ``rate`` and ``seed``."""
+    objectives: Objectives
+    attainment: float
+    """Share of requests that must meet the objectives."""
+    budget: Budget
+    candidates: tuple[Candidate, ...]
+    winners: Mapping[Win, int]
+    """Numbers of candidates, from 0 on."""
+    front: tuple[int, ...]
+    """Numbers of the candidates of which no other one is as good in price, goodput and time to the first token, and better in one."""
+    why: tuple[str, ...]
+    rejected: tuple[Rejected, ...]
+    shadow_prices: tuple[ShadowPrice, ...]
+    infeasible: Infeasible | None
+    made: Made
+    format: Literal["triptych-plan"] = "triptych-plan"
+    version: Literal[1] = 1
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for numbers of candidates that are not there."""
+        numbers = range(len(self.candidates))
+        if not all(number in numbers for number in (*self.winners.values(), *self.front)):
+            raise ValueError("winners or front name a candidate that is not there")
+
+    @property
+    def chosen(self) -> Candidate | None:
+        """The candidate to deploy; None if none meets the objectives."""
+        return self.candidates[0] if self.candidates and self.candidates[0].meets else None
+
+    def simulate_line(self, placement: Placement) -> str:
+        """A command that simulates a placement of the plan under its workload."""
+        load = words(self.workload)
+        options = (*placement.cluster_options, *placement.hardware_options, *words(self.common), *load)
+        return shlex.join(("triptych", "simulate", f"--model={self.model}", *options))
+
+    def dump(self) -> str:
+        """As JSON text."""
+        return _adapter().dump_json(self, indent=_INDENT).decode() + "\n"
+
+    @classmethod
+    def parse(cls, text: str | bytes) -> Self:
+        """Read a plan strictly: everything must be there, and nothing else. Raises BadPlan."""
+        try:
+            plan = _adapter().validate_json(text, strict=True)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_context=False)[0]
+            where = ".".join(map(str, first["loc"]))
+            reason = first["msg"].removeprefix("Value error, ")
+            raise BadPlan(f"{where}: {reason}" if where else reason) from None
+        assert isinstance(plan, cls)  # noqa: S101 - that of the adapter
+        return plan
+
+
+@cache
+def _adapter() -> "TypeAdapter[PlanRecord]":
+    return TypeAdapter(PlanRecord)
+
+
+def write(path: Path, plan: PlanRecord) -> None:
+    """Raises OSError."""
+    path.write_text(plan.dump())
+
+
+def read(path: Path) -> PlanRecord:
+    """The plan in a file. Raises BadPlan, also for what cannot be read."""
+    try:
+        return PlanRecord.parse(read_bytes(path, MAX_NBYTES))
+    except BadFile as error:
+        raise BadPlan(str(error)) from None
