@@ -84,6 +84,23 @@ def parse(arguments: Sequence[str], others: Sequence[str] = ()) -> Flags:
     Raises CliError for what is no option, or lacks its value.
     """
     flags: dict[str, list[str]] = {service: [] for service in SERVICES}
+    for _, option, flag in _read(arguments, others):
+        for service in option.services:
+            flags[service].append(flag)
+    return {service: tuple(given) for service, given in flags.items()}
+
+
+def by_name(arguments: Sequence[str], others: Sequence[str] = ()) -> dict[str, str]:
+    """The values of service options by their names as they are written, a switch's ``yes`` or ``no``. Raises as ``parse`` does."""
+    values: dict[str, str] = {}
+    for name, option, flag in _read(arguments, others):
+        own = name.removeprefix("no-") if option.is_switch and flag.startswith("--no-") else name
+        values[own] = flag.partition("=")[2] or ("no" if flag.startswith("--no-") else "yes")
+    return values
+
+
+def _read(arguments: Sequence[str], others: Sequence[str]) -> Iterator[tuple[str, ServiceOption, str]]:
+    """Each option: its name as it is written, without the dashes in front, what it is, and its flag."""
     following = iter(arguments)
     for argument in following:
         written, equals, value = argument.partition("=")
@@ -100,9 +117,7 @@ def parse(arguments: Sequence[str], others: Sequence[str] = ()) -> Flags:
             flag = f"--{_dashed(option.name)}={value}"
         else:
             raise CliError(f"{written} needs a value", caller=True)
-        for service in option.services:
-            flags[service].append(flag)
-    return {service: tuple(given) for service, given in flags.items()}
+        yield _dashed(name), option, flag
 
 
 def usual_rows() -> Iterator[tuple[str, str]]:

@@ -12,7 +12,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from triptych.domain.stage import Role, Stage
 from triptych.files import BadFile, read_bytes
-from triptych.sim.limits import Fidelity
+from triptych.sim.fidelity import Fidelity
 from triptych.workload.report import Latency, Objectives
 
 MAX_NBYTES = 16 << 20
@@ -207,6 +207,8 @@ class Candidate:
     """Whether the objectives are met at the plan's rate, within the budget."""
     lacks: str = ""
     """In one line, what it lacks in comparison with the chosen one; empty for that."""
+    note: str = ""
+    """In which settings it differs from another candidate with the same instances."""
 
 
 @dataclass(frozen=True, slots=True)

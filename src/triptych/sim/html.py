@@ -55,16 +55,19 @@ def page(what: Page) -> str:
     parts += [f'<p class="note">{escape(note)}</p>' for note in what.notes]
     parts += [f"<p>{escape(finding)}</p>" for finding in what.findings if finding]
     if what.compared is not None:
-        parts += [_table(what.compared.header, what.compared.rows), f'<p class="note">{escape(what.compared.note)}</p>']
+        parts += [table(what.compared.header, what.compared.rows), f'<p class="note">{escape(what.compared.note)}</p>']
     if len(what.runs) > 1:
-        parts += ["<h2>Runs</h2>", _runs(what, what.runs), _figure(_sweep, what, what.runs)]
+        parts += ["<h2>Runs</h2>", _runs(what, what.runs), figure(_sweep, what, what.runs)]
     for run in what.in_full:
         parts += _run(what, run, title=len(what.runs) > 1)
-    parts += ["<h2>Scenario</h2>", _table(("setting", ""), what.settings.items())]
+    parts += ["<h2>Scenario</h2>", table(("setting", ""), what.settings.items())]
+    return document(what.title, parts)
+
+
+def document(title: str, parts: Iterable[str]) -> str:
+    """A whole document of parts of its body."""
     body = "\n".join(parts)
-    head = (
-        f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(what.title)}</title>'
-    )
+    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
     return f'<!doctype html>\n<html lang="en"><head>{head}<style>{_STYLE}</style></head>\n<body>{body}</body></html>\n'
 
 
@@ -86,7 +89,7 @@ def _runs(what: Page, runs: Sequence[Outcome]) -> str:
             )
         )
     header = ("requests/s", "seed", "requests", "failed", "TTFT P50", "P99", "TPOT P50", "P99", "attainment")
-    return _table(header, rows)
+    return table(header, rows)
 
 
 def _run(what: Page, run: Outcome, *, title: bool) -> Iterable[str]:
@@ -101,20 +104,20 @@ def _run(what: Page, run: Outcome, *, title: bool) -> Iterable[str]:
             values = (latency.mean_s, latency.p50_s, latency.p90_s, latency.p99_s)
             share = _percent(part.attainment) if name == "TTFT" else ""
             rows.append((f"{kind}: {name}", *map(_ms, values), share))
-    yield _table(("", "mean", "P50", "P90", "P99", "attainment"), rows)
+    yield table(("", "mean", "P50", "P90", "P99", "attainment"), rows)
     if report.errors:
-        yield _table(("errors", ""), [(name, str(count)) for name, count in report.errors.items()])
+        yield table(("errors", ""), [(name, str(count)) for name, count in report.errors.items()])
     yield "<h3>Where the time to the first token goes</h3>"
     steps = waterfall(run)
-    yield _table(("kind", *STEPS), [(kind, *(_ms(means[step]) for step in STEPS)) for kind, means in steps.items()])
-    yield _figure(_waterfall, steps)
+    yield table(("kind", *STEPS), [(kind, *(_ms(means[step]) for step in STEPS)) for kind, means in steps.items()])
+    yield figure(_waterfall, steps)
     yield "<h3>Over time</h3>"
-    yield _figure(_over_time, run)
+    yield figure(_over_time, run)
     if run.decisions:
         yield "<h3>Sizes, switches and faults</h3>"
-        yield _table(("at", "what"), [(f"{decision.at_s:.1f} s", decision.text) for decision in run.decisions])
+        yield table(("at", "what"), [(f"{decision.at_s:.1f} s", decision.text) for decision in run.decisions])
     yield "<h3>Instances</h3>"
-    yield _table(
+    yield table(
         ("instance", "role", "device", "hours", *get_args(Busy)),
         [
             (
@@ -132,13 +135,13 @@ def _run(what: Page, run: Outcome, *, title: bool) -> Iterable[str]:
         (device, f"{spent:.3f}", f"${spent * what.prices[device]:.2f}" if device in what.prices else "no price")
         for device, spent in hours.items()
     ]
-    yield _table(("device", "hours", "price"), rows)
+    yield table(("device", "hours", "price"), rows)
     if run.moved_bytes:
         moved = [(link, f"{nbytes / 1e9:.3f} GB") for link, nbytes in sorted(run.moved_bytes.items())]
-        yield _table(("link", "moved"), moved)
+        yield table(("link", "moved"), moved)
 
 
-def _figure(draw: Any, *args: Any) -> str:
+def figure(draw: Any, *args: Any) -> str:
     """A figure as SVG, drawn on by ``draw``."""
     import matplotlib as mpl
     from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -204,7 +207,8 @@ def _over_time(figure: Any, run: Outcome) -> None:
             axis.legend()
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of text. With two columns the second is text too, else all but the first are figures."""
     cells = [f"<th>{escape(name)}</th>" for name in header]
     lines = [f"<tr>{''.join(cells)}</tr>"]
     for row in rows:

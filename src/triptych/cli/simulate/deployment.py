@@ -22,7 +22,7 @@ from triptych.domain.media import MediaInfo, Modality
 from triptych.domain.profile import BadProfile, Origin, Profile, ProfileIdentity
 from triptych.domain.stage import INSTANCE_NAMES, ModelPart, Role, Stage
 from triptych.engine.checkpoint import DTYPES
-from triptych.families.base import count_tokens
+from triptych.families.base import Family, count_tokens
 from triptych.families.model_files import BadModel
 from triptych.files import BadFile, read_toml
 from triptych.integrations.vllm.limits import EngineLimits, engine_limits
@@ -151,23 +151,50 @@ def deployment_of(
 ) -> Simulated:
     """Raises CliError, before anything runs."""
     try:
-        return _Making(model, hardware).made(
-            roles, preset, autoscale=autoscale, switch_roles=switch_roles, given=given, faults=faults
+        return CostedModel(model, hardware).deployment(
+            hardware, roles, preset, autoscale=autoscale, switch_roles=switch_roles, given=given, faults=faults
         )
-    except (BadCatalogue, BadModel, BadProfile, CannotStart, DoesNotFit) as error:
+    except UNUSABLE as error:
         raise CliError(str(error), caller=True) from None
 
 
-class _Making:
+UNUSABLE = (BadCatalogue, BadModel, BadProfile, CannotStart, DoesNotFit)
+"""Errors of a model, a device or profiles that do not fit each other. Their messages are for the user."""
+
+
+class CostedModel:
+    """A model, and what its parts cost on the devices of a catalogue: by measured profiles if there are some, else computed."""
+
     def __init__(self, model: str, hardware: Hardware) -> None:
+        """``hardware``: its catalogue, profiles and dtype are used, and its first device where no dtype is given. Raises one of ``UNUSABLE``."""
         self._hardware = hardware
         self._catalogue: Catalogue = load_catalogue(hardware.catalogue)
         named = Model.named(model) if model == "demo" else None
         self._path = Path(model) if named is None else named.path
         self._model = AnalyticModel.named(str(self._path))
-        self._model_id = self._path.resolve().parent.name if self._path.is_file() else self._path.name
+        self.model_id = self._path.resolve().parent.name if self._path.is_file() else self._path.name
         self._measured = () if hardware.profiles is None else _read(hardware.profiles)
         self._dtype = self._usual_dtype() if hardware.dtype is None else DTYPES[hardware.dtype]
+        self._profiles: dict[tuple[ModelPart, str, int, PartEngine], Profile] = {}
+        """By part, device, degree and engine."""
+
+    @property
+    def catalogue(self) -> Catalogue:
+        return self._catalogue
+
+    @property
+    def info(self) -> ModelInfo:
+        return ModelInfo(
+            self.model_id,
+            self._model.digest(ModelPart.DECODER),
+            self._dtype,
+            self.family.hidden_size,
+            self.family.context_length,
+        )
+
+    @property
+    def family(self) -> Family:
+        return self._model.architecture.family
 
     def _usual_dtype(self) -> DType:
         """The dtype of measured profiles, else the model's on GPUs."""
@@ -176,8 +203,13 @@ class _Making:
         first = self._device(next(iter(_by_role(self._hardware.device, "--device").values())))
         return DTYPES["float32" if first.kind == "cpu" else self._model.dtype_name]
 
-    def made(
+    def target(self, device: str, degree: int) -> Target:
+        """Raises BadCatalogue."""
+        return Target(self._device(device), self._dtype, degree)
+
+    def deployment(
         self,
+        hardware: Hardware,
         roles: str | None,
         preset_name: PresetName | None,
         *,
@@ -186,6 +218,7 @@ class _Making:
         given: Flags,
         faults: Sequence[str],
     ) -> Simulated:
+        """A cluster of the model, on hardware of the same catalogue, profiles and dtype. Raises CliError, or one of ``UNUSABLE``."""
         for flag in dict.fromkeys(flag for flags in given.values() for flag in flags):
             if flag.startswith(_NOT_SIMULATED):
                 raise CliError(f"simulate does not have {flag.partition('=')[0]}", caller=True)
@@ -194,23 +227,24 @@ class _Making:
         if preset is not None and preset_name is not None and roles is not None:
             preset.placed_as(roles, preset_name)
         switches = (preset is not None and preset.switching) if switch_roles is None else switch_roles
-        devices = {
-            role: self._device(name) for role, name in _of_roles(self._hardware.device, sizes, "--device").items()
-        }
-        degrees = {
-            role: _degree(text) for role, text in _of_roles(self._hardware.degree, sizes, "--tensor-parallel").items()
-        }
-        targets = {role: Target(devices[role], self._dtype, degrees[role]) for role in sizes}
+        devices = {role: self._device(name) for role, name in _of_roles(hardware.device, sizes, "--device").items()}
+        degrees = {role: _degree(text) for role, text in _of_roles(hardware.degree, sizes, "--tensor-parallel").items()}
+        targets = {role: self.target(devices[role].name, degrees[role]) for role in sizes}
         engines = {
             ModelPart.ENCODER: PartEngine.of_flags(given.get("encoder", ())),
             ModelPart.DECODER: PartEngine.of_flags(given.get("text", ())),
         }
-        kinds = {role: self._kind(role, targets[role], engines, switches=switches) for role in sizes}
-        sharing = self._hardware.sharing(targets, fixed=not autoscale and not switches)
+        kinds = {
+            role: replace(
+                self.kind(role, targets[role], engines, switches=switches), prepare_cores=hardware.prepare_cores
+            )
+            for role in sizes
+        }
+        sharing = hardware.sharing(targets, fixed=not autoscale and not switches)
         if sharing is not None:
             kinds[Role.E] = replace(kinds[Role.E], devices=0)
         cluster = ClusterSettings(
-            (Model(self._path, self._model_id),),
+            (Model(self._path, self.model_id),),
             sizes,
             given,
             preset,
@@ -225,7 +259,7 @@ class _Making:
         flags = {service: _without_profiles(flags[service]) for service in flags}
         texts: dict[Role, TextSettings] = {}
         budgets: dict[Role, ImageBudget] = {}
-        context_tokens = self._model.architecture.family.context_length
+        context_tokens = self.family.context_length
         decoding = engines[ModelPart.DECODER]
         for role in sizes:
             if role is Role.E and not switches:
@@ -262,14 +296,8 @@ class _Making:
         acting += ("--switch-roles",) if switches else ()
         manager: PoolManagerSettings = loaded("pool_manager", ("--allow-network", *acting, *flags["pool_manager"]))
         deployment = Deployment(
-            model=ModelInfo(
-                self._model_id,
-                self._model.digest(ModelPart.DECODER),
-                self._dtype,
-                self._model.architecture.family.hidden_size,
-                context_tokens,
-            ),
-            family=self._model.architecture.family,
+            model=replace(self.info, context_length=context_tokens),
+            family=self.family,
             sizes=sizes,
             kinds=kinds,
             router=router,
@@ -278,9 +306,9 @@ class _Making:
             manager=manager,
             image_budgets=budgets,
             scales=autoscale,
-            control_s=self._hardware.control_s,
-            host=None if self._hardware.host is None else _host(self._hardware.host),
-            hosts=self._hardware.hosts(degrees),
+            control_s=hardware.control_s,
+            host=None if hardware.host is None else _host(hardware.host),
+            hosts=hardware.hosts(degrees),
             encoders_share=sharing,
             faults=[_fault(text, sizes) for text in faults],
         )
@@ -301,7 +329,7 @@ class _Making:
         """The settings of a role's instances. ``beside``: encoders of other instances on their devices. Raises CliError and DoesNotFit."""
         below = dict(_ARENAS)
         if not engine.by_vllm:
-            below["kv_cache_bytes"] = self._kv_nbytes(role, target, kind, beside)
+            below["kv_cache_bytes"] = self.kv_nbytes(role, target, kind, beside)
         switchable = (f"--switchable={Role.EPD.value}",) if switches else ()
         given = (f"--model={self._path}", f"--role={role.value}", *switchable, *flags)
         text: TextSettings = loaded("text", given, below)
@@ -314,9 +342,10 @@ class _Making:
     def _device(self, name: str) -> Device:
         return at_hand(self._catalogue.device(name), self._hardware.prepare_cores)
 
-    def _kind(
-        self, role: Role, target: Target, engines: Mapping[ModelPart, PartEngine], *, switches: bool
+    def kind(
+        self, role: Role, target: Target, engines: Mapping[ModelPart, PartEngine], *, switches: bool = False
     ) -> InstanceKind:
+        """Instances of a role, with an engine for each part. Raises CliError if no profile fits, and DoesNotFit."""
         stages = Role.EPD if switches else role
         parts = [ModelPart.ENCODER] * stages.serves(Stage.ENCODE)
         if stages.serves(Stage.PREFILL) or stages.serves(Stage.DECODE):
@@ -332,10 +361,14 @@ class _Making:
         )
 
     def _profile(self, part: ModelPart, target: Target, engine: PartEngine) -> Profile:
-        """A measured one if there are some, else a computed one. Raises CliError if none fits, and DoesNotFit.
+        """A measured one if there are some, else a computed one, which is kept. Raises CliError if none fits, and DoesNotFit."""
+        key = part, target.device.name, target.degree, engine
+        if (profile := self._profiles.get(key)) is None:
+            profile = self._profiles[key] = self._new_profile(part, target, engine)
+        return profile
 
-        Of several the one of which the fewest arguments of vLLM change times, then the newest.
-        """
+    def _new_profile(self, part: ModelPart, target: Target, engine: PartEngine) -> Profile:
+        """Of several measured ones the one of which the fewest arguments of vLLM change times, then the newest."""
         digest = self._model.digest(part)
         if self._measured:
             wanted = (part, digest, target.dtype, target.degree, engine.name)
@@ -359,11 +392,11 @@ class _Making:
             return encoder_profile(self._model.encoder(target.dtype), target, host, origins)
         return decoder_profile(self._model.architecture.decoder, target, host, origins)
 
-    def _kv_nbytes(
-        self, role: Role, target: Target, kind: InstanceKind, beside: int, usable: float | None = None
+    def kv_nbytes(
+        self, role: Role, target: Target, kind: InstanceKind, beside: int = 0, usable: float | None = None
     ) -> int:
         """What the devices have left for keys and values. ``beside``: encoders of other instances on them. ``usable``: the share of their
-        memory that engines use, if not the usual one.
+        memory that engines use, if not the usual one. Raises DoesNotFit.
         """
         free = decoder_memory(self._model.architecture.decoder, target).free_nbytes * target.degree
         if usable is not None:
@@ -385,7 +418,7 @@ class _Making:
             settings.engine,
             max_sequences=limits.max_sequences,
             token_budget=limits.token_budget,
-            kv_cache_bytes=kv_nbytes or self._kv_nbytes(role, target, kind, beside, limits.memory_share),
+            kv_cache_bytes=kv_nbytes or self.kv_nbytes(role, target, kind, beside, limits.memory_share),
         )
         return settings.model_copy(update={"engine": engine})
 
@@ -412,7 +445,7 @@ class _Making:
 
     def _image_tokens(self) -> int:
         info = MediaInfo(Modality.IMAGE, "png", _IMAGE_PX, _IMAGE_PX, 0, bytes(32))
-        return count_tokens(self._model.architecture.family, info)
+        return count_tokens(self.family, info)
 
     def _notes(
         self,

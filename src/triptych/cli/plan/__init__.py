@@ -1,0 +1,1 @@
+"""``triptych plan``: finds a cluster for a workload and a budget."""

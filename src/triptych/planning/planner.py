@@ -1,0 +1,260 @@
+"""From a question to a plan: sample, offers, filter, simulation by halving, conclusion."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from math import ceil
+from typing import Literal, Protocol
+
+from triptych.domain.instance import ModelInfo
+from triptych.domain.stage import INSTANCE_NAMES, Stage
+from triptych.families.base import Family
+from triptych.sim.limits import NotSimulated
+from triptych.sim.outcome import Outcome
+from triptych.sim.runs import CannotSimulate, Job, counted, side_by_side
+from triptych.sim.scenario import Deployment
+from triptych.workload.report import Objectives
+from triptych.workload.requests import Plan
+from triptych.workload.workload import Workload
+
+from .closed_form import Point, Wanted
+from .demand import SAMPLE, Demand
+from .offers import Supplier, offers
+from .pools import Limits
+from .record import Budget, Options, Placement
+from .search import ROUNDS, Aim, Contender, Halving, Round, Trial
+from .shortlist import Scored, Shortlist, shortlist
+from .space import Bounds, Offers, points
+
+Prefers = Literal["cheapest", "goodput", "ttft"]
+
+_OF_GOODPUT = 0.7
+"""Without a rate, figures are those at this share of the highest goodput by closed form."""
+_BUSY_CORES = 0.4
+"""Share of the time for which preparing cores are busy, at most, where there can be as many as that takes."""
+_WARM_UP = 0.1
+"""Share of a run whose requests are not counted."""
+_VARIED = 2
+"""Placements whose settings are varied."""
+
+
+class Factory(Supplier, Protocol):
+    """Makes what is judged and simulated, of one model."""
+
+    @property
+    def family(self) -> Family: ...
+
+    @property
+    def info(self) -> ModelInfo: ...
+
+    @property
+    def limits(self) -> Limits | None:
+        """Batch limits of all instances, if they are set."""
+        ...
+
+    @property
+    def prepare_cores(self) -> int:
+        """The most of an instance."""
+        ...
+
+    def deployment(self, placement: Placement) -> Deployment:
+        """Raises ValueError for one that cannot be simulated, such as what does not fit."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is to be planned."""
+
+    workload: Workload
+    objectives: Objectives
+    attainment: float
+    devices: Mapping[str, int | None]
+    usd_per_hour: float | None
+    rate: float | None
+    """Requests per second to serve; None: as many as the budget can."""
+    prefers: Prefers
+    timeout_s: float
+    control_s: float
+    contenders: int = 24
+    """Placements that are simulated, at most, beside variants of the best."""
+    rounds: Sequence[Round] = ROUNDS
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a search is."""
+
+    round: int
+    rounds: int
+    done: int
+    """Runs of all rounds."""
+    known: int
+    """Runs that are known to be needed until now."""
+    best: str = ""
+
+
+Note = Callable[[Progress], None]
+
+
+@dataclass(slots=True)
+class Findings:
+    """What the search has found, for the conclusion."""
+
+    question: Question
+    budget: Budget
+    wanted: Wanted
+    offers: Offers
+    shortlist: Shortlist
+    halving: Halving | None
+    points: dict[int, Point] = field(default_factory=dict)
+    """Of contenders, by their identity."""
+    interrupted: bool = False
+
+    def point(self, contender: Contender) -> Point:
+        return self.points[id(contender.varies or contender)]
+
+
+def sample(workload: Workload, rate: float | None) -> Plan:
+    """Requests that stand for the workload. Raises WorkloadError."""
+    if workload.trace is not None:
+        return workload.plan(rate)
+    rate = rate or 1.0
+    return replace(workload, duration_s=SAMPLE / rate).plan(rate)
+
+
+def search(question: Question, factory: Factory, note: Note = lambda _: None) -> Findings:
+    """Raises WorkloadError for a workload that cannot be served, DoesNotFit, and KeyboardInterrupt before there is any result."""
+    drawn = sample(question.workload, question.rate)
+    demand = Demand.of(drawn.requests, factory.family, factory.info, question.workload.burstiness)
+    wanted = Wanted(demand, question.objectives, question.attainment, question.control_s)
+    bounded = Budget(dict(question.devices), question.usd_per_hour, question.rate or 0.0)
+    is_bounded = question.usd_per_hour is not None or None not in question.devices.values()
+    there_are = offers(factory, bounded, wanted, factory.limits)
+    bounds = Bounds(bounded, None if is_bounded else question.rate)
+    found = shortlist(points(there_are, bounds, wanted), question.rate, question.contenders)
+    rate = question.rate or _rounded(_OF_GOODPUT * max((scored.goodput_rps for scored in found.chosen), default=0.0))
+    findings = Findings(question, replace(bounded, rate=rate), wanted, there_are, found, None)
+    if not found.chosen or not rate:
+        return findings
+    contenders = []
+    for scored in found.chosen:
+        contender = contender_of(scored, rate, factory.prepare_cores, sets_limits=factory.limits is None)
+        findings.points[id(contender)] = scored.point
+        contenders.append(contender)
+    aim = Aim(rate, question.objectives, question.attainment, question.workload.seed, question.prefers)
+    halving = findings.halving = Halving(contenders, aim, lambda best: variants(best, question), question.rounds)
+    _carry_out(findings, halving, factory, note)
+    return findings
+
+
+def contender_of(scored: Scored, rate: float, prepare_cores: int, *, sets_limits: bool) -> Contender:
+    """The contender for a point. ``prepare_cores``: the most of an instance."""
+    point = scored.point
+    settings: dict[str, str] = {}
+    if sets_limits:
+        limits = {pool.instance.offer.role: pool.instance.limits for pool in point.pools}
+        items = [each.max_batch_items for role, each in limits.items() if role.serves(Stage.ENCODE)]
+        settings = {
+            "max-batch-items": str(max(items)),
+            "max-sequences": str(max(each.max_sequences for each in limits.values())),
+        }
+    cores = 1
+    expected = max(rate, scored.goodput_rps)
+    for pool in point.pools:
+        if pool.instance.offer.role.serves(Stage.ENCODE):
+            busy = expected * pool.instance.prepare_mean_s / pool.count / _BUSY_CORES
+            at_once = max((need.items for need in pool.instance.needs), default=1) / pool.count
+            cores = max(cores, ceil(busy), ceil(at_once))
+    return Contender(
+        placement_of(point, min(prepare_cores, cores), settings), point.usd_per_hour, scored.goodput_rps or rate
+    )
+
+
+def placement_of(point: Point, prepare_cores: int = 1, settings: Options | None = None) -> Placement:
+    """The placement of a point, which has no settings of its own."""
+    by_role = dict(zip(point.method.roles, point.pools, strict=True))
+    roles = [role for role in INSTANCE_NAMES if role in by_role]
+    return Placement(
+        roles={role: by_role[role].count for role in roles},
+        devices={role: by_role[role].instance.offer.device for role in roles},
+        degrees={role: by_role[role].instance.offer.degree for role in roles},
+        prepare_cores=prepare_cores,
+        settings=settings or {},
+    )
+
+
+def variants(best: Sequence[Contender], question: Question) -> list[Contender]:
+    """The best placements with other policies and step budgets."""
+    varied = []
+    for contender in best[:_VARIED]:
+        roles = contender.placement.roles
+        changes: list[tuple[str, Options]] = [("first come, first served", {"ordering": "first-come"})]
+        beside = any(role.serves(Stage.DECODE) and len(role.stages) > 1 for role in roles)
+        if question.objectives.tpot_s is not None and beside:
+            changes.append(("steps within the objective", {"tpot-slo-s": f"{question.objectives.tpot_s:g}"}))
+        if sum(count for role, count in roles.items() if role.serves(Stage.ENCODE)) > 1:
+            changes.append(("items are not split", {"sharding": "never"}))
+        for note, change in changes:
+            placement = replace(contender.placement, settings={**contender.placement.settings, **change})
+            varied.append(
+                Contender(placement, contender.usd_per_hour, contender.expected_rps, varies=contender, note=note)
+            )
+    return varied
+
+
+def _carry_out(findings: Findings, halving: Halving, factory: Factory, note: Note) -> None:
+    """Make the runs of a search, until it is over or interrupted."""
+    question = findings.question
+    deployments: dict[int, Deployment] = {}
+    plans: dict[tuple[float, int, int], Plan] = {}
+    progress = Progress(1, len(question.rounds), 0, 0)
+
+    def jobs(trials: Iterable[Trial]) -> list[tuple[Trial, Job]]:
+        """Those of placements that cannot be simulated are left out."""
+        made: list[tuple[Trial, Job]] = []
+        for trial in trials:
+            contender = trial.contender
+            try:
+                if id(contender) not in deployments:
+                    deployments[id(contender)] = factory.deployment(contender.placement)
+            except ValueError as error:
+                made += jobs(halving.failed(trial, str(error)))
+                continue
+            key = trial.rate, trial.seed, trial.requests
+            if key not in plans:
+                timed = replace(question.workload, duration_s=trial.duration_s)
+                plans[key] = timed.plan(trial.rate, trial.seed)
+            job = Job(
+                deployments[id(contender)], plans[key], trial.fidelity, trial.seed, trial.rate, question.timeout_s
+            )
+            made.append((trial, job))
+        progress.known += len(made)
+        return made
+
+    def following(trial: Trial, outcome: Outcome) -> list[tuple[Trial, Job]]:
+        after = jobs(halving.took(trial, counted(outcome, _WARM_UP * trial.duration_s)))
+        progress.done += 1
+        if after and after[0][0].at + 1 > progress.round:
+            progress.round = after[0][0].at + 1
+            plans.clear()
+            finalists = halving.finalists
+            progress.best = str(finalists[0].placement) if finalists else ""
+        note(progress)
+        return after
+
+    try:
+        with closing(side_by_side(jobs(halving.first()), following)) as ending:
+            for _ in ending:
+                pass
+    except KeyboardInterrupt:
+        findings.interrupted = True
+        if not halving.finalists:
+            raise
+    except (CannotSimulate, NotSimulated) as error:
+        raise CannotSimulate(str(error)) from None
+
+
+def _rounded(rate: float) -> float:
+    """To two digits, so that it can be given again."""
+    return float(f"{rate:.2g}")

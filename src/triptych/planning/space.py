@@ -1,0 +1,110 @@
+"""The placements that there are: methods, devices and tensor-parallel degrees by role, and counts within a budget.
+
+Instances of a role are alike, so only their number counts. Where there are too many numbers, those are taken that some rate asks for: with
+fewer instances of any role the rate is not borne, with more of one role alone nothing is gained, but for shorter waits.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heapreplace
+from itertools import product
+from math import ceil, inf, prod
+
+from triptych.domain.stage import Role
+
+from .closed_form import METHODS, Method, Point, Pool, Wanted
+from .pools import Instance
+from .record import Budget
+
+MOST_INSTANCES = 64
+"""Instances of one role, at most."""
+MOST_DEGREES = 3
+"""Tensor-parallel degrees of a role and device that are tried, from the least that fits on; one less with several kinds of devices."""
+DEGREES = (1, 2, 4, 8, 16)
+_ALL_COUNTS = 4096
+"""Combinations of counts up to which all are taken."""
+_SPARE = 2.5
+"""Where only a rate bounds a placement, it has instances for at most so many times the rate."""
+_CENT = 0.005
+"""Prices are compared to this."""
+
+Offers = Mapping[Role, Sequence[Instance]]
+"""Instances of each role that there can be, of different devices and degrees."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """A budget as bounds of counts. ``sized_for``: the rate for which there are instances; None: as many as the budget has."""
+
+    budget: Budget
+    sized_for: float | None
+
+    def allows(self, pools: Sequence[Pool]) -> bool:
+        taken: Counter[str] = Counter()
+        dollars = 0.0
+        for instance, count in pools:
+            taken[instance.offer.device] += count * instance.offer.degree
+            dollars += count * (instance.offer.usd_per_hour or 0.0)
+        limits = self.budget.devices
+        if self.budget.usd_per_hour is not None and dollars > self.budget.usd_per_hour + _CENT:
+            return False
+        return all((most := limits[device]) is None or count <= most for device, count in taken.items())
+
+    def most(self, instance: Instance) -> int:
+        """Of these instances, if there were no others."""
+        offer, limits = instance.offer, self.budget.devices
+        bounds = [float(MOST_INSTANCES)]
+        if (devices := limits[offer.device]) is not None:
+            bounds.append(devices // offer.degree)
+        if self.budget.usd_per_hour is not None:
+            if offer.usd_per_hour is None:
+                return 0
+            bounds.append((self.budget.usd_per_hour + _CENT) // max(offer.usd_per_hour, 1e-9))
+        if self.sized_for is not None:
+            taken_s = sum(instance.seconds.values())
+            prepare_s = instance.prepare_mean_s / offer.kind.prepare_cores
+            bounds.append(ceil(_SPARE * self.sized_for * max(taken_s, prepare_s)) + 1)
+        return int(min(bounds))
+
+
+def points(offers: Offers, bounds: Bounds, wanted: Wanted, methods: Sequence[Method] = METHODS) -> Iterator[Point]:
+    """The placements within the bounds, none twice."""
+    for method in methods:
+        for instances in product(*(offers.get(role, ()) for role in method.roles)):
+            yield from _counted(method, instances, bounds, wanted)
+
+
+def _counted(method: Method, instances: Sequence[Instance], bounds: Bounds, wanted: Wanted) -> Iterator[Point]:
+    most = [bounds.most(instance) for instance in instances]
+    if not all(most):
+        return
+    if prod(most) <= _ALL_COUNTS:
+        counts: Iterator[tuple[int, ...]] = product(*(range(1, count + 1) for count in most))
+    else:
+        counts = iter(dict.fromkeys(_balanced(method, instances, most, wanted)))
+    for chosen in counts:
+        pools = tuple(map(Pool, instances, chosen))
+        if bounds.allows(pools):
+            yield Point(method, pools, wanted)
+
+
+def _balanced(
+    method: Method, instances: Sequence[Instance], most: Sequence[int], wanted: Wanted
+) -> Iterator[tuple[int, ...]]:
+    """The least counts for each rate, and those with one instance more of some roles, which wait less."""
+    alone = Point(method, tuple(Pool(instance, 1) for instance in instances), wanted)
+    taken_s = [alone.busy_s(role) for role in method.roles]
+    counts = [1] * len(instances)
+    borne = [(1 / seconds if seconds else inf, at) for at, seconds in enumerate(taken_s)]
+    heapify(borne)
+    while True:
+        for more in product((0, 1), repeat=len(counts)):
+            chosen = tuple(count + one for count, one in zip(counts, more, strict=True))
+            if all(count <= limit for count, limit in zip(chosen, most, strict=True)):
+                yield chosen
+        rate, at = borne[0]
+        if rate == inf or counts[at] == most[at]:
+            return
+        counts[at] += 1
+        heapreplace(borne, (counts[at] / taken_s[at], at))

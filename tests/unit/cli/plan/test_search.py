@@ -1,0 +1,168 @@
+"""``triptych plan`` through the command line."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.unit.families.test_architecture import PUBLISHED
+from triptych.cli.main import app
+from triptych.planning.record import PlanRecord, read
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[4]
+LLAVA = PUBLISHED["llava-1.5-7b"][1] | {"torch_dtype": "float16"}
+SHORT = ("--candidates", 3, "--output-tokens", 12, "--images", "0:0.5,1:0.5")
+SLO = ("--slo", "ttft=2s,tbt=100ms")
+
+
+def triptych(*arguments: str | Path | float, status: int = 0) -> str:
+    result = CliRunner().invoke(app, ["plan", *map(str, arguments)])
+    assert result.exit_code == status, result.output
+    return " ".join(result.output.split())
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAVA))
+    return path
+
+
+@pytest.mark.timeout(180)
+def test_a_plan_for_a_rate_is_shown_and_written(config: Path, tmp_path: Path) -> None:
+    results, report = tmp_path / "plan.json", tmp_path / "plan.html"
+    said = triptych(
+        *("--model", config, "--devices", "a100-80=3", "--rate", 6, *SLO, *SHORT, "--json", results),
+        *("--report", report, "--router-log-level", "ERROR"),
+    )
+    plan = read(results)
+    assert plan.chosen is not None
+    assert plan.budget.devices == {"a100-80": 3}
+    assert plan.winners["cheapest"] in range(len(plan.candidates))
+    assert plan.common == {"control-ms": "0.3", "slo": "ttft=2s,tbt=100ms", "router-log-level": "ERROR"}
+    assert (plan.workload["rate"], plan.workload["images"]) == ("6", "0:0.5,1:0.5")
+    assert f"chosen: {plan.chosen.placement}" in said
+    assert "computed for NVIDIA A100 SXM 80 GB" in said
+    assert "one more a100-80" in said
+    assert "expected error of times: not known" in said
+    assert "per million tokens" in said
+    assert "Pareto front" in said
+    page = report.read_text()
+    assert page.count("<svg") == 2
+    assert str(plan.chosen.placement) in page
+    assert_simulates(plan)
+
+
+def assert_simulates(plan: PlanRecord) -> None:
+    """The options of the chosen placement are those of ``triptych simulate``."""
+    assert plan.chosen is not None
+    line = shlex.split(plan.simulate_line(plan.chosen.placement))
+    result = CliRunner().invoke(app, [*line[1:], "--duration", "4", "--fidelity", "queues"])
+    assert result.exit_code == 0, result.output
+    assert "requests simulated by queues" in result.output
+
+
+@pytest.mark.timeout(180)
+def test_the_same_question_has_the_same_answer(config: Path, tmp_path: Path) -> None:
+    plans = []
+    for number in range(2):
+        results = tmp_path / f"{number}.json"
+        triptych("--model", config, "--devices", "a100-80=2", *SLO, *SHORT, "--json", results)
+        document = json.loads(results.read_text())
+        del document["made"]["at"], document["made"]["took_s"]
+        plans.append(document)
+    assert plans[0] == plans[1]
+    assert plans[0]["winners"]["goodput"] == 0
+
+
+def test_objectives_that_nothing_meets_are_explained(config: Path, tmp_path: Path) -> None:
+    results = tmp_path / "plan.json"
+    said = triptych(
+        *("--model", config, "--devices", "a100-80=2", "--rate", 3, "--slo-ttft-ms", 5, *SHORT, "--json", results),
+        status=2,
+    )
+    assert "no placement meets the objectives" in said
+    assert "a TTFT of at most 5 ms: image requests take up to" in said
+    assert read(results).infeasible is not None
+    said = triptych(
+        *("--model", config, "--devices", "a100-80=1", "--rate", 300, *SLO, *SHORT, "--json", results), status=2
+    )
+    assert "with more devices: " in said
+    plan = read(results)
+    assert plan.infeasible is not None
+    assert plan.infeasible.larger is not None
+    assert sum(plan.infeasible.larger.device_counts.values()) > 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "plan needs objectives"),
+        (("--slo", "ttft=5x"), "plan needs objectives in seconds"),
+        (("--slo", "x"), "--slo x"),
+        (SLO, "plan needs a budget or a load"),
+        ((*SLO, "--devices", "h100=0"), "'h100=0' is not NAME or NAME=COUNT"),
+        ((*SLO, "--devices", "h100=1,h100=2"), "h100 is there more than once"),
+        ((*SLO, "--devices", "h99=1"), "there is no device 'h99'"),
+        ((*SLO, "--devices", "h100"), "without numbers, plan needs --max-price or --rate"),
+        ((*SLO, "--max-price", "-3"), "write dollars per hour"),
+        ((*SLO, "--devices", "h100=1", "--sweep", "1,2"), "plan takes one rate"),
+        ((*SLO, "--devices", "h100=1", "--no-such-option", "1"), "there is no option --no-such-option"),
+        ((*SLO, "--devices", "h100=1", "--images", "x"), "is not VALUE or VALUE:WEIGHT"),
+        ((*SLO, "--devices", "h100=1", "--max-sequences", "0"), "max_sequences"),
+        ((*SLO, "--devices", "l4=1", "--dtype", "float32"), "cannot hold it"),
+        ((*SLO, "--devices", "h100=1", "--text-tokens", "90000"), "no request can be served"),
+    ],
+)
+def test_what_is_wrong_is_refused(config: Path, arguments: tuple[str, ...], message: str) -> None:
+    assert message in triptych("--model", config, *arguments, status=2)
+
+
+def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    said = triptych("--model", tmp_path / "none", "--devices", "h100=1", *SLO, status=2)
+    assert "none" in said
+
+
+@pytest.mark.timeout(180)
+def test_ctrl_c_shows_the_best_so_far(config: Path, tmp_path: Path) -> None:
+    results = tmp_path / "plan.json"
+    command = [sys.executable, "-m", "triptych.cli", "plan", "--model", str(config), "--devices", "a100-80=8", *SLO]
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        process = subprocess.Popen(
+            [*command, "--json", str(results)], stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+        time.sleep(25)
+        os.killpg(process.pid, signal.SIGINT)
+        said, _ = process.communicate(timeout=60)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert process.returncode == 130
+    if results.exists():
+        assert "interrupted: this is the best so far" in said
+        assert read(results).made.interrupted
+
+
+@pytest.mark.extended
+@pytest.mark.timeout(600)
+def test_the_commands_of_the_page_run(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With fewer candidates."""
+    text = (ROOT / "docs" / "plan.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    commands = [shlex.split(block.replace("\\\n", " ")) for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL)]
+    for program, command, *arguments in commands:
+        assert (program, command) == ("triptych", "plan")
+        assert "chosen: " in triptych(*arguments, "--candidates", 3)
+    assert read(tmp_path / "plan.json").chosen is not None
+    assert (tmp_path / "plan.html").is_file()
+    assert config.parent == tmp_path

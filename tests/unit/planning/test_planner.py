@@ -1,0 +1,154 @@
+"""From a question to a plan, with simulations of engines with simple costs."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.unit.planning.kit import OBJECTIVES, ROUNDS, Factory, question
+from tests.unit.sim.kit import IMAGE, MIX
+from triptych.domain.stage import Role
+from triptych.planning import planner
+from triptych.planning.conclusion import Conclusion, conclude
+from triptych.planning.planner import Findings, Progress, Question, search
+from triptych.planning.record import Placement
+from triptych.sim.scenario import Deployment
+from triptych.workload.report import Objectives
+from triptych.workload.requests import Distribution, Mix, WorkloadError
+
+pytestmark = pytest.mark.slow
+
+
+def planned(asked: Question, factory: Factory | None = None) -> tuple[Findings, Conclusion]:
+    findings = search(asked, factory or Factory(dict.fromkeys(asked.devices, 1.0)))
+    return findings, conclude(findings)
+
+
+def test_the_cheapest_placement_for_a_rate_is_found() -> None:
+    notes: list[Progress] = []
+    asked = question({"device": 6}, 30.0)
+    findings = search(asked, Factory({"device": 1.0}), notes.append)
+    concluded = conclude(findings)
+    best = concluded.candidates[0]
+    assert best.meets
+    assert (best.predicted.figures.all.attainment or 0.0) >= 0.9
+    assert best.predicted.prices is not None
+    meeting = [each for each in concluded.candidates if each.meets]
+    assert concluded.winners["cheapest"] == concluded.candidates.index(
+        min(
+            meeting,
+            key=lambda each: (
+                sum(each.placement.device_counts.values()),
+                -(each.predicted.goodput or best.predicted.goodput).rps,
+            ),
+        )  # type: ignore[union-attr]
+    )
+    assert 0 in concluded.front or concluded.front
+    assert all(each.lacks for each in concluded.candidates[1:])
+    assert any("busiest stage" in line for line in concluded.why)
+    [shadow] = concluded.shadow_prices
+    assert shadow.device == "device"
+    assert shadow.goodput_rps >= 0
+    assert set(best.predicted.headroom) == {"-20 %", "+20 %"}
+    assert best.predicted.headroom["-20 %"] >= best.predicted.headroom["+20 %"] - 0.05
+    assert best.predicted.binds in best.predicted.utilization
+    assert set(best.predicted.figures.by_kind) == {"text", "image"}
+    assert notes[-1].done == notes[-1].known
+    assert notes[-1].round == len(ROUNDS)
+
+
+def test_without_a_rate_the_highest_goodput_is_chosen() -> None:
+    findings, concluded = planned(question({"device": 4}, None))
+    best = concluded.candidates[0]
+    goodputs = [each.predicted.goodput.rps for each in concluded.candidates if each.predicted.goodput is not None]
+    assert best.predicted.goodput is not None
+    assert best.predicted.goodput.rps >= 0.95 * max(goodputs)
+    assert sum(best.placement.device_counts.values()) == 4
+    assert findings.budget.rate < max(goodputs)
+
+
+def test_cheap_devices_are_used_where_they_do() -> None:
+    factory = Factory({"cheap": 1.0, "dear": 4.0})
+    _, concluded = planned(question({"cheap": 4, "dear": 4}, 15.0), factory)
+    best = concluded.candidates[0]
+    assert set(best.placement.devices.values()) == {"cheap"}, "all devices are equally fast"
+    assert {each.device for each in concluded.shadow_prices} == {"cheap"}
+
+
+def test_a_placement_that_is_hardly_better_gives_way_to_the_simplest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triptych.planning.conclusion.SIMPLER", 10.0)
+    _, concluded = planned(question({"device": 4}, None))
+    assert tuple(concluded.candidates[0].placement.roles) == (Role.EPD,)
+    best = concluded.winners["goodput"]
+    assert best == 0 or any("this one is simpler" in line for line in concluded.why)
+
+
+def test_what_no_request_meets_alone_is_said_with_its_stage() -> None:
+    _, concluded = planned(question({"device": 4}, 5.0, objectives=Objectives(ttft_s=0.03, tpot_s=0.001)))
+    assert concluded.candidates == ()
+    assert concluded.infeasible is not None
+    text = " ".join(concluded.infeasible.reasons)
+    assert "a TTFT of at most 30 ms: image requests take up to" in text
+    assert "ms of them to" in text
+    assert "a TPOT of at most 1 ms: a decode step of one text request takes" in text
+    assert concluded.infeasible.larger is None, "no number of devices helps"
+
+
+def test_a_rate_beyond_the_budget_has_the_nearest_plan_that_serves_it() -> None:
+    _, concluded = planned(question({"device": 2}, 60.0))
+    assert concluded.infeasible is not None
+    assert concluded.infeasible.larger is not None
+    assert sum(concluded.infeasible.larger.device_counts.values()) > 2
+    assert concluded.infeasible.larger_usd_per_hour == sum(concluded.infeasible.larger.device_counts.values())
+
+
+def test_an_interrupted_search_concludes_with_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = question({"device": 3}, None)
+    seen: list[Progress] = []
+
+    def note(progress: Progress) -> None:
+        seen.append(replace(progress))
+        if progress.round == 2:
+            raise KeyboardInterrupt
+
+    findings = search(asked, Factory({"device": 1.0}), note)
+    assert findings.interrupted
+    concluded = conclude(findings)
+    assert concluded.candidates
+    assert concluded.candidates[0].predicted.fidelity == "queues"
+    assert not concluded.candidates[0].predicted.headroom
+    del monkeypatch
+
+    def at_once(_: Progress) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        search(asked, Factory({"device": 1.0}), at_once)
+
+
+def test_a_placement_that_cannot_be_made_is_given_up() -> None:
+    class Refusing(Factory):
+        def deployment(self, placement: Placement) -> Deployment:
+            if Role.P in placement.roles:
+                raise ValueError("no prefill apart")
+            return super().deployment(placement)
+
+    findings, concluded = planned(question({"device": 3}, None), Refusing({"device": 1.0}))
+    assert concluded.candidates
+    assert all(Role.P not in each.placement.roles for each in concluded.candidates)
+    refused = [each for each in concluded.rejected if each.reason == "no prefill apart"]
+    was_tried = [scored for scored in findings.shortlist.chosen if Role.P in scored.point.method.roles]
+    assert len(refused) == len(was_tried)
+
+
+def test_a_workload_that_the_model_cannot_serve_is_refused() -> None:
+    mix = Mix(MIX.images, Distribution.parse("90000"), MIX.output_tokens, IMAGE)
+    asked = question({"device": 3}, 1.0)
+    with pytest.raises(WorkloadError, match="no request can be served"):
+        search(replace(asked, workload=replace(asked.workload, mix=mix)), Factory({"device": 1.0}))
+
+
+def test_preparing_cores_are_as_many_as_are_needed() -> None:
+    findings, concluded = planned(question({"device": 3}, 2.0))
+    assert concluded.candidates[0].placement.prepare_cores <= 3
+    assert findings.question.objectives == OBJECTIVES
+    assert planner.sample(findings.question.workload, None).requests

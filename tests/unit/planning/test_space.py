@@ -1,0 +1,87 @@
+"""Placements within a budget: all of them, each once, and of too many those that count."""
+
+import pytest
+
+from tests.unit.planning.kit import Factory, all_points, there_are, wanted
+from triptych.domain.stage import Role
+from triptych.planning import space
+from triptych.planning.closed_form import METHODS, Point
+from triptych.planning.record import Budget
+from triptych.planning.shortlist import shortlist
+from triptych.planning.space import Bounds, points
+from triptych.policy.roofline import DoesNotFit
+
+
+def placed(point: Point) -> tuple[tuple[str, str, int], ...]:
+    return tuple((pool.instance.offer.role.value, pool.instance.offer.device, pool.count) for pool in point.pools)
+
+
+def test_each_placement_is_there_once_and_within_the_devices() -> None:
+    found = [placed(point) for point in all_points(wanted(), Budget({"a": 3, "b": 1}, None, 0.0))]
+    assert len(found) == len(set(found))
+    for pools in found:
+        for device, most in (("a", 3), ("b", 1)):
+            assert sum(count for _, name, count in pools if name == device) <= most
+    alone = [pools for pools in found if len(pools) == 1]
+    assert sorted(pools[0] for pools in alone) == [("EPD", "a", 1), ("EPD", "a", 2), ("EPD", "a", 3), ("EPD", "b", 1)]
+    assert {tuple(role for role, _, _ in pools) for pools in found} == {
+        tuple(role.value for role in method.roles) for method in METHODS
+    }
+
+
+def test_a_price_bounds_them() -> None:
+    factory = Factory({"a": 1.0, "b": 2.5})
+    found = all_points(wanted(), Budget({"a": None, "b": None}, 5.0, 0.0), factory)
+    prices = [point.usd_per_hour or 0.0 for point in found]
+    assert max(prices) == 5.0
+    assert any(count == 5 for point in found for _, _, count in placed(point))
+
+
+def test_a_rate_bounds_them_where_nothing_else_does() -> None:
+    what, budget = wanted(), Budget({"a": None}, None, 20.0)
+    there = there_are(what, budget, Factory({"a": 1.0}))
+    found = list(points(there, Bounds(budget, 20.0), what))
+    assert max(point.peak_per_s for point in found) > 40.0
+    assert len(found) < 20_000
+
+
+def test_of_too_many_the_best_are_among_those_that_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    what, budget = wanted(), Budget({"a": 9}, None, 0.0)
+    every = all_points(what, budget)
+    monkeypatch.setattr(space, "_ALL_COUNTS", 0)
+    some = all_points(what, budget)
+    assert len(some) < len(every)
+    assert {placed(point) for point in some} <= {placed(point) for point in every}
+    for method in METHODS:
+        best, of_some = (max(point.peak_per_s for point in found if point.method == method) for found in (every, some))
+        assert of_some == pytest.approx(best, rel=0.02), method
+
+
+def test_the_filter_finds_what_trying_all_finds() -> None:
+    what = wanted()
+    found = all_points(what, Budget({"a": 5}, None, 0.0))
+    goodputs = {placed(point): point.goodput() for point in found}
+    best = max(goodputs.values())
+    chosen = shortlist(found, None, 24)
+    assert chosen.points == len(found)
+    assert max(scored.goodput_rps for scored in chosen.chosen) == pytest.approx(best)
+    rate = 0.5 * best
+    able = [point for point in found if point.meets(rate)]
+    least = min(point.usd_per_hour or 0.0 for point in able)
+    cheapest = min(scored.price for scored in shortlist(found, rate, 24).chosen if scored.point.meets(rate))
+    assert cheapest == least
+    assert any(scored.point.method == METHODS[0] for scored in chosen.chosen)
+    assert all(reason.startswith("closed form: goodput") for _, reason in chosen.passed_over)
+
+
+def test_devices_that_hold_no_language_model_encode_only() -> None:
+    factory = Factory({"small": 0.5, "large": 2.0}, too_small=("small",))
+    found = all_points(wanted(), Budget({"small": 2, "large": 2}, None, 0.0), factory)
+    assert {role for point in found for role, device, _ in placed(point) if device == "small"} == {"E"}
+    with pytest.raises(DoesNotFit, match="small is too small"):
+        all_points(wanted(), Budget({"small": 2}, None, 0.0), factory)
+
+
+def test_engines_without_a_role_are_not_asked_for_it() -> None:
+    found = all_points(wanted(), Budget({"a": 3}, None, 0.0), Factory({"a": 1.0}, roles=(Role.E, Role.PD)))
+    assert {tuple(role for role, _, _ in placed(point)) for point in found} == {("E", "PD")}
