@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
-from typing import NamedTuple
 
 from triptych.domain.stage import Role, Stage
 from triptych.workload.report import Objectives
@@ -17,6 +16,8 @@ from .demand import Demand, Need
 from .pools import PREPARE, Instance, PoolLoad, Rates
 from .waits import within
 
+TRANSFER = "transfer"
+"""The name of pulls beside those of stages."""
 _HALVINGS = 12
 _HOPS = 6
 """Messages to the first token, about."""
@@ -46,7 +47,8 @@ METHODS = (
 )
 
 
-class Pool(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Pool:
     """Equal instances of a role."""
 
     instance: Instance
@@ -79,14 +81,13 @@ class Judged:
     rate: float
     attainment: float
     utilization: Mapping[str, float]
-    """By stage, and of preparation: the highest of the pools that serve it."""
+    """What each stage takes of the time of the instances that serve it, in the largest batches, with ``prepare`` of their cores and
+    ``transfer`` of their links: the highest of all pools.
+    """
+    binds: str
+    """The stage that takes most of the busiest pool, or ``prepare`` or ``transfer`` if those are busier."""
     ttft_s: float
     """Mean over all requests."""
-
-    @property
-    def binds(self) -> str:
-        """The busiest stage."""
-        return max(self.utilization, key=lambda stage: self.utilization[stage])
 
 
 class Point:
@@ -113,14 +114,6 @@ class Point:
     def with_pools(self, pools: Sequence[Pool]) -> "Point":
         """The same method with other counts."""
         return Point(self.method, pools, self._wanted)
-
-    def taken_s(self) -> dict[str, float]:
-        """Seconds of devices that each stage takes of a request."""
-        taken: dict[str, float] = {}
-        for role, pool in self._by_role.items():
-            for stage, seconds in pool.instance.seconds.items():
-                taken[stage.value] = taken.get(stage.value, 0.0) + seconds * self._served(role, stage)
-        return taken
 
     # --- how stages are divided ---------------------------------------------------------------------------------------
 
@@ -159,14 +152,14 @@ class Point:
 
     def busy_s(self, role: Role) -> float:
         """Seconds for which a request keeps a pool busy."""
-        instance, count = self._by_role[role]
+        instance, count = self._by_role[role].instance, self._by_role[role].count
         taken_s = sum(seconds * self._served(role, stage) for stage, seconds in instance.seconds.items())
         prepare_s = instance.prepare_mean_s * self._served(role, Stage.ENCODE) / instance.offer.kind.prepare_cores
         return max(taken_s / count, prepare_s / count, self._link_s(role))
 
     def _link_s(self, role: Role) -> float:
         """Time that the transfers of a request take of the links of one instance of a pool, in the busier direction."""
-        instance, count = self._by_role[role]
+        instance, count = self._by_role[role].instance, self._by_role[role].count
         demand, kind = self._wanted.demand, instance.offer.kind
         embeddings = sum(need.share * need.embedding_nbytes for need in demand.needs)
         nbytes = 0.0
@@ -183,27 +176,26 @@ class Point:
     def judge(self, rate: float) -> Judged:
         """What becomes of requests at a rate."""
         loads: dict[Role, PoolLoad] = {}
-        for role, (instance, count) in self._by_role.items():
+        for role, pool in self._by_role.items():
             rates: Rates = (
                 rate * self._served(role, Stage.ENCODE),
                 rate * self._served(role, Stage.PREFILL),
                 rate * self._served(role, Stage.DECODE),
             )
-            loads[role] = instance.load(count, rates)
-        utilization: dict[str, float] = {}
-        for role, load in loads.items():
-            for stage in load.utilization:
-                share = load.utilization[stage] if stage == PREPARE else load.busy
+            loads[role] = pool.instance.load(pool.count, rates)
+        utilization = {TRANSFER: max(rate * self._link_s(role) for role in loads)}
+        for load in loads.values():
+            for stage, share in load.utilization.items():
                 utilization[stage] = max(utilization.get(stage, 0.0), share)
-            utilization["transfer"] = max(utilization.get("transfer", 0.0), rate * self._link_s(role))
-        if not all(load.is_bearable for load in loads.values()) or utilization["transfer"] >= 1:
-            return Judged(rate, 0.0, utilization, inf)
+        binds = _busiest(list(loads.values()), utilization)
+        if not all(load.is_bearable for load in loads.values()) or utilization[TRANSFER] >= 1:
+            return Judged(rate, 0.0, utilization, binds, inf)
         met = mean_s = 0.0
         for path in self._paths(loads):
-            path_met, path_s = self._along(path, 1 - utilization["transfer"])
+            path_met, path_s = self._along(path, 1 - utilization[TRANSFER])
             met += path.share * path_met
             mean_s += path.share * path_s
-        return Judged(rate, met * self._wanted.demand.served, utilization, mean_s)
+        return Judged(rate, met * self._wanted.demand.served, utilization, binds, mean_s)
 
     def meets(self, rate: float) -> bool:
         return self.judge(rate).attainment >= self._wanted.attainment
@@ -223,7 +215,7 @@ class Point:
 
         By the path of most requests.
         """
-        loads = {role: instance.load(count, (1e-9, 1e-9, 1e-9)) for role, (instance, count) in self._by_role.items()}
+        loads = {role: pool.instance.load(pool.count, (1e-9, 1e-9, 1e-9)) for role, pool in self._by_role.items()}
         path = max(self._paths(loads), key=lambda path: path.share)
         return [dict(steps) | {"decode": path.stages[Stage.DECODE][1].step_s} for steps in self._steps(path, 1.0)]
 
@@ -264,7 +256,7 @@ class Point:
             yield {
                 PREPARE: prepare_s,
                 Stage.ENCODE.value: encode_s,
-                "transfer": pull_s + hops_s,
+                TRANSFER: pull_s + hops_s,
                 Stage.PREFILL.value: prefill_s,
             }
 
@@ -296,6 +288,14 @@ class Point:
         nbytes = need.prompt_tokens * prefiller.instance.kv_token_nbytes
         copied_s = sum(nbytes / pool.instance.offer.kind.copied_bytes_per_s for pool in (prefiller, decoder))
         return copied_s + _transfer_s(prefiller, decoder, nbytes, link_share) + _HOPS * self._wanted.control_s
+
+
+def _busiest(loads: Sequence[PoolLoad], utilization: Mapping[str, float]) -> str:
+    load = max(loads, key=lambda load: load.busy)
+    stages = {stage: share for stage, share in load.utilization.items() if stage != PREPARE}
+    stage = max(stages, key=lambda stage: stages[stage])
+    other = max((name for name in (PREPARE, TRANSFER) if name in utilization), key=lambda name: utilization[name])
+    return other if utilization[other] > load.busy else stage
 
 
 def _transfer_s(sender: Pool, receiver: Pool, nbytes: float, link_share: float) -> float:

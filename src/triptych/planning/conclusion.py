@@ -2,16 +2,15 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import ceil, inf
 
-from triptych.domain.stage import Role, Stage
-from triptych.sim.outcome import InstanceUse
+from triptych.domain.stage import Role
 from triptych.workload.report import KindReport, Objectives, Record
 from triptych.workload.requests import KINDS
 
-from .closed_form import Point, Pool
+from .closed_form import METHODS, Point, Pool
 from .planner import Findings, placement_of
-from .pools import PREPARE
 from .record import (
     Budget,
     Candidate,
@@ -179,13 +178,13 @@ def _judged(contender: Contender, findings: Findings) -> Candidate:
         },
     )
     goodputs = sorted(result.goodputs.values())
-    utilization = _utilization(result)
+    judged = findings.point(contender).judge(rate)
     predicted = Predicted(
         figures=figures,
         goodput=Goodput(result.goodput_rps, goodputs[0], goodputs[-1]),
         headroom={share: sum(values) / len(values) for share, values in result.headroom.items()},
-        utilization=utilization,
-        binds=_binds(utilization, findings.point(contender), rate),
+        utilization=judged.utilization,
+        binds=judged.binds,
         prices=_prices(contender, records, rate),
         fidelity=result.round.fidelity,
         seeds=len(result.seeds),
@@ -196,33 +195,6 @@ def _judged(contender: Contender, findings: Findings) -> Candidate:
 def _kind(records: Sequence[Record], objectives: Objectives) -> KindFigures:
     report = KindReport.of(records, objectives)
     return KindFigures(report.requests, report.answered, report.ttft, report.tpot, report.attainment)
-
-
-def _utilization(result: Result) -> dict[str, float]:
-    """Of each stage the busiest pool that serves it, mean over its instances and the runs."""
-    uses: dict[str, list[InstanceUse]] = {}
-    for ran in result.at_rate.values():
-        for use in ran.instances:
-            uses.setdefault(use.role, []).append(use)
-    utilization: dict[str, float] = {}
-    for role, of_role in uses.items():
-        busy = sum(sum(use.busy_shares.get(work, 0.0) for work in ("encode", "step", "copy")) for use in of_role)
-        shares = {stage.value: busy / len(of_role) for stage in Stage if Role(role).serves(stage)}
-        if Role(role).serves(Stage.ENCODE):
-            shares[PREPARE] = sum(use.busy_shares.get("prepare", 0.0) for use in of_role) / len(of_role)
-        for stage, share in shares.items():
-            utilization[stage] = max(utilization.get(stage, 0.0), share)
-    return utilization
-
-
-def _binds(utilization: Mapping[str, float], point: Point, rate: float) -> str:
-    """The busiest stage; of stages on the same devices the one that takes most of them."""
-    highest = max(utilization.values(), default=0.0)
-    busiest = [stage for stage, share in utilization.items() if share >= highest - 1e-9]
-    if len(busiest) == 1:
-        return busiest[0]
-    taken = point.taken_s()
-    return max(busiest, key=lambda stage: taken.get(stage, 0.0) * rate)
 
 
 def _prices(contender: Contender, records: Sequence[Record], rate: float) -> Prices | None:
@@ -246,8 +218,8 @@ def _why(candidates: Sequence[Candidate], winners: Mapping[Win, int], findings: 
     }
     held = [text for win, text in what.items() if winners.get(win) == 0]  # type: ignore[call-overload]  # of all names
     yield from held
-    busy = best.predicted.utilization.get(best.predicted.binds, 0.0)
-    yield f"{best.predicted.binds} is its busiest stage: {busy:.0%} of the time"
+    share = best.predicted.utilization.get(best.predicted.binds, 0.0)
+    yield f"{best.predicted.binds} is its busiest stage: it takes {share:.0%} of its instances' time in full batches"
 
 
 def _with_lacks(candidate: Candidate, best: Candidate, findings: Findings) -> Candidate:
@@ -306,11 +278,11 @@ def _infeasible(findings: Findings, judged: Sequence[tuple[Contender, Candidate]
         contender, candidate = max(judged, key=lambda pair: pair[1].predicted.figures.all.attainment or 0.0)
         predicted = candidate.predicted
         if not reasons:
-            busy = predicted.utilization.get(predicted.binds, 0.0)
+            taken = predicted.utilization.get(predicted.binds, 0.0)
             share = predicted.figures.all.attainment or 0.0
             text = (
                 f"at {findings.budget.rate:.3g} requests/s at most {share:.0%} of the requests get "
-                f"{findings.question.objectives} ({candidate.placement}): {predicted.binds} is busy for {busy:.0%}"
+                f"{findings.question.objectives} ({candidate.placement}): {predicted.binds} takes {taken:.0%} of its instances' time"
             )
             reasons = (text,)
         if contender.result is not None:
@@ -368,11 +340,13 @@ def _verb(stage: str) -> str:
 
 
 def _one_of_each(findings: Findings) -> Iterator[Point]:
-    """Placements with one instance of each role, and as many encoders as help."""
-    unbounded = Budget(dict.fromkeys(findings.budget.devices), None, 0.0)
-    for point in points(findings.offers, Bounds(unbounded, 1e-6), findings.wanted):
-        if point.method.shared is None:
-            yield point
+    """Placements with one instance of each role, and an encoder for each item."""
+    items = max(need.items for need in findings.wanted.demand.needs)
+    for method in METHODS:
+        if method.shared is None:
+            for instances in product(*(findings.offers.get(role, ()) for role in method.roles)):
+                counts = [min(max(1, items), MOST_INSTANCES) if role is Role.E else 1 for role in method.roles]
+                yield Point(method, tuple(map(Pool, instances, counts)), findings.wanted)
 
 
 def _larger(findings: Findings) -> Point | None:

@@ -32,6 +32,8 @@ _OF_GOODPUT = 0.7
 """Without a rate, figures are those at this share of the highest goodput by closed form."""
 _BUSY_CORES = 0.4
 """Share of the time for which preparing cores are busy, at most, where there can be as many as that takes."""
+_COPYING_S, _LEAST_COPIED = 0.005, 16 << 20
+"""Time of a step in which keys and values are copied, at most, and their least number of bytes."""
 _WARM_UP = 0.1
 """Share of a run whose requests are not counted."""
 _VARIED = 2
@@ -132,7 +134,12 @@ def search(question: Question, factory: Factory, note: Note = lambda _: None) ->
     is_bounded = question.usd_per_hour is not None or None not in question.devices.values()
     there_are = offers(factory, bounded, wanted, factory.limits)
     bounds = Bounds(bounded, None if is_bounded else question.rate)
-    found = shortlist(points(there_are, bounds, wanted), question.rate, question.contenders)
+    found = shortlist(
+        points(there_are, bounds, wanted),
+        question.rate,
+        question.contenders,
+        cheap_first=question.prefers == "cheapest",
+    )
     rate = question.rate or _rounded(_OF_GOODPUT * max((scored.goodput_rps for scored in found.chosen), default=0.0))
     findings = Findings(question, replace(bounded, rate=rate), wanted, there_are, found, None)
     if not found.chosen or not rate:
@@ -159,6 +166,10 @@ def contender_of(scored: Scored, rate: float, prepare_cores: int, *, sets_limits
             "max-batch-items": str(max(items)),
             "max-sequences": str(max(each.max_sequences for each in limits.values())),
         }
+    copying = [pool.instance.offer.kind for pool in point.pools if pool.instance.hands_over]
+    if copying:
+        nbytes = _COPYING_S * min(kind.copied_bytes_per_s for kind in copying)
+        settings["kv-bytes-per-step"] = str(max(_LEAST_COPIED, int(nbytes) >> 20 << 20))
     cores = 1
     expected = max(rate, scored.goodput_rps)
     for pool in point.pools:
@@ -229,7 +240,7 @@ def _carry_out(findings: Findings, halving: Halving, factory: Factory, note: Not
                 deployments[id(contender)], plans[key], trial.fidelity, trial.seed, trial.rate, question.timeout_s
             )
             made.append((trial, job))
-        progress.known += len(made)
+            progress.known += 1
         return made
 
     def following(trial: Trial, outcome: Outcome) -> list[tuple[Trial, Job]]:

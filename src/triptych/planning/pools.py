@@ -102,6 +102,7 @@ class Instance:
         self._shares = [need.share for need in demand.needs]
         self._prepare_s: Sequence[float] = [0.0] * len(demand.needs)
         """Of all items of a request, on one core."""
+        self._encoder: Costs | None = None
         if role.serves(Stage.ENCODE):
             self._encoder = Costs(kind.profiles[ModelPart.ENCODER])
             times = EncoderTimes(self._encoder, bytes_per_pixel)
@@ -125,8 +126,14 @@ class Instance:
             )
             prompt_tokens = sum(need.share * need.prompt_tokens for need in demand.needs)
             one_way_s = prompt_tokens * self.kv_token_nbytes / kind.copied_bytes_per_s
-            self._copy_s = one_way_s if role.serves(Stage.PREFILL) != role.serves(Stage.DECODE) else 0.0
+            self._copy_s = one_way_s if self.hands_over else 0.0
             """Time that keys and values take which are copied between the devices and the host."""
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether keys and values go from here to another instance, or come from one."""
+        role = self.offer.role
+        return role.serves(Stage.PREFILL) != role.serves(Stage.DECODE)
 
     # --- what a request takes, at least -------------------------------------------------------------------------------
 
@@ -152,7 +159,7 @@ class Instance:
 
     def _pass_s(self, items: float) -> float:
         """A pass over so many items of the mean size."""
-        if not self._item_tokens:
+        if not self._item_tokens or self._encoder is None:
             return 0.0
         if (took_s := self._passes_s.get(items)) is None:
             took_s = self._passes_s[items] = self._encoder.encode_s(self._item_tokens, items).value

@@ -183,11 +183,11 @@ class Predicted:
     headroom: Mapping[str, float]
     """Attainment at shares of the plan's rate: ``-20 %``, ``+20 %``. Empty where it was not simulated."""
     utilization: Mapping[str, float]
-    """Share of time for which what serves it is busy, by ``prepare``, ``encode``, ``prefill`` and ``decode``. Instances that serve
-    several stages are shared by them.
+    """What each stage takes at the plan's rate of the time of the instances that serve it, in full batches: ``encode``, ``prefill`` and
+    ``decode``; ``prepare`` of their cores, ``transfer`` of their links. By the closed form.
     """
     binds: str
-    """The stage that bounds the rate: the one whose instances are the busiest."""
+    """Which of them bounds the rate: the one that takes most of the busiest instances."""
     prices: Prices | None
     """None where a device has no price."""
     fidelity: Fidelity

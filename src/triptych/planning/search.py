@@ -11,7 +11,7 @@ from typing import Literal
 
 from triptych.domain.stage import Role
 from triptych.sim.fidelity import Fidelity
-from triptych.sim.outcome import InstanceUse, Outcome
+from triptych.sim.outcome import Outcome
 from triptych.workload.report import Objectives, Record, percentile, summarize
 from triptych.workload.search import Bracket, RateSearch
 
@@ -19,8 +19,8 @@ from .record import Placement
 
 HEADROOM: Mapping["Purpose", float] = {"-20 %": 0.8, "+20 %": 1.2}
 """Shares of the plan's rate at which the last placements are tried as well."""
-_BEGIN, _AGAIN, _MOST = 0.8, 0.5, 8.0
-"""Where a search of the goodput begins, of what is expected; its next beginning, if even that is too high; and its end."""
+_AGAIN, _MOST = 0.5, 8.0
+"""The next beginning of a search whose beginning is too high, of that; and its end."""
 _BEGINNINGS = 4
 
 
@@ -37,13 +37,17 @@ class Round:
     """Of the goodput, as a share."""
     fidelity: Fidelity
     keeps: int
+    begin: float = 0.8
+    """Where the search of the goodput begins, of what is expected."""
+    step: float = 1.3
+    """How much higher the next rate is while none is too high."""
     tries_headroom: bool = False
 
 
 ROUNDS = (
-    Round(160, 8, 1, 0.12, "queues", keeps=10),
-    Round(320, 16, 2, 0.05, "queues", keeps=4),
-    Round(480, 24, 2, 0.03, "machines", keeps=0, tries_headroom=True),
+    Round(150, 4, 1, 0.12, "queues", keeps=10),
+    Round(300, 8, 2, 0.05, "queues", keeps=4, begin=0.9, step=1.15),
+    Round(300, 6, 2, 0.05, "machines", keeps=0, begin=0.93, step=1.1, tries_headroom=True),
 )
 
 
@@ -79,8 +83,8 @@ class Result:
 
     round: Round
     seeds: Sequence[int]
-    at_rate: "dict[int, Ran]" = field(default_factory=dict)
-    """At the plan's rate, by seed."""
+    at_rate: dict[int, Sequence[Record]] = field(default_factory=dict)
+    """What came of the requests at the plan's rate, by seed."""
     headroom: dict[str, list[float]] = field(default_factory=dict)
     """Attainment at shares of it, of each seed."""
     searches: dict[int, RateSearch] = field(default_factory=dict)
@@ -100,7 +104,7 @@ class Result:
 
     @property
     def records(self) -> list[Record]:
-        return [record for ran in self.at_rate.values() for record in ran.records]
+        return [record for records in self.at_rate.values() for record in records]
 
     def ttft_s(self, share: float) -> float:
         """A quantile of the time to the first token of all requests; those without one take for ever."""
@@ -115,14 +119,6 @@ class Result:
     def attainment(self, objectives: Objectives) -> float:
         records = self.records
         return sum(map(objectives.met, records)) / len(records) if records else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Ran:
-    """A run at the plan's rate."""
-
-    records: Sequence[Record]
-    instances: Sequence[InstanceUse]
 
 
 Purpose = Literal["rate", "goodput", "-20 %", "+20 %"]
@@ -177,13 +173,8 @@ class Halving:
 
     @property
     def finalists(self) -> list[Contender]:
-        """Those that came furthest and have figures, best first."""
-        known = [contender for contender in self.contenders if contender.result is not None]
-        furthest = max((max(contender.results) for contender in known), default=0)
-        last = [
-            contender for contender in known if (result := contender.results.get(furthest)) and result.is_whole
-        ] or known
-        return self._ranked(last)
+        """Those that have figures and were not given up, best first."""
+        return self._ranked([each for each in self.contenders if each.result is not None and not each.fault])
 
     def first(self) -> list[Trial]:
         return self._enter(self.contenders)
@@ -195,7 +186,7 @@ class Halving:
         share = summarize(outcome.records, aim.objectives, trial.rate).attainment or 0.0 if outcome.records else 0.0
         follow: list[Trial] = []
         if trial.purpose == "rate":
-            result.at_rate[trial.seed] = Ran(outcome.records, outcome.instances)
+            result.at_rate[trial.seed] = outcome.records
         elif trial.purpose == "goodput":
             follow = self._searched(trial, result, is_good=share >= aim.attainment)
         else:
@@ -227,7 +218,7 @@ class Halving:
                 trials += [
                     self._trial(contender, purpose, share * aim.rate, seed) for purpose, share in HEADROOM.items()
                 ]
-            trials.append(self._search_from(contender, result, seed, _BEGIN * contender.expected_rps))
+            trials.append(self._search_from(contender, result, seed, now.begin * contender.expected_rps))
         result.open = len(trials)
         return trials
 
@@ -247,7 +238,7 @@ class Halving:
         search.tried(trial.rate, is_good=is_good)
         if (rate := search.next_rate) is not None:
             if search.too_high is None:  # steps up from the expected rate, smaller than a doubling
-                rate = min(rate, 1.3 * trial.rate)
+                rate = min(rate, result.round.step * trial.rate)
             return [self._trial(trial.contender, "goodput", rate, seed)]
         if search.good is None and result.beginnings[seed] < _BEGINNINGS:
             return [self._search_from(trial.contender, result, seed, _AGAIN * trial.rate)]

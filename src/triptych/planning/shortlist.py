@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heappush, heapreplace
-from itertools import groupby, islice
+from itertools import groupby, islice, zip_longest
 from math import inf
 
 from .closed_form import Method, Point
@@ -40,7 +40,7 @@ class Shortlist:
     """All that there were."""
 
 
-def shortlist(points: Iterable[Point], rate: float | None, most: int) -> Shortlist:
+def shortlist(points: Iterable[Point], rate: float | None, most: int, *, cheap_first: bool = False) -> Shortlist:
     """At most ``most`` of the points, which come by method: of each method those with the highest goodput, and the cheapest that serve ``rate``.
 
     The simplest method, the whole model on each instance, always has one if it serves anything.
@@ -59,32 +59,28 @@ def shortlist(points: Iterable[Point], rate: float | None, most: int) -> Shortli
         cheap[method] = [] if rate is None else _cheapest(second.best, rate, _OF_METHOD)
     best_rps = max((scored.goodput_rps for found in fast.values() for scored in found), default=0.0)
     least = min((scored.price for found in cheap.values() for scored in found), default=inf)
-    ordered: list[Scored] = []
+    worth: list[Sequence[Scored]] = []
     passed_over: list[tuple[Scored, str]] = []
     for method, found in fast.items():
-        worth = [scored for scored in found if scored.goodput_rps >= MARGIN * best_rps and scored.goodput_rps]
-        worth += [scored for scored in cheap[method] if scored.price <= least / MARGIN]
-        if not worth and len(method.roles) == 1:
-            worth = [*found[:1], *cheap[method][:1]]
-        if worth:
-            ordered += worth
+        fastest = [scored for scored in found if scored.goodput_rps >= MARGIN * best_rps and scored.goodput_rps]
+        cheapest = [scored for scored in cheap[method] if scored.price <= least / MARGIN]
+        if not fastest and not cheapest and len(method.roles) == 1:
+            fastest = found[:1]
+        if fastest or cheapest:
+            worth.append(_in_turns(*((cheapest, fastest) if cheap_first else (fastest, cheapest))))
         elif found:
             passed_over.append((found[0], _reason(found[0], best_rps)))
-    return Shortlist(_spread(ordered, most), passed_over, count)
+    return Shortlist(_in_turns(*worth)[:most], passed_over, count)
 
 
-def _spread(found: Sequence[Scored], most: int) -> list[Scored]:
-    """The best of each method before the second of any, without those that are there twice."""
+def _in_turns(*lists: Sequence[Scored]) -> list[Scored]:
+    """The first of each, then the second of each, without those that are there twice."""
     unique: dict[tuple[object, ...], Scored] = {}
-    for scored in found:
-        unique.setdefault((scored.point.method, scored.point.pools), scored)
-    places: dict[Method, int] = {}
-    keyed = []
-    for scored in unique.values():
-        place = places[scored.point.method] = places.get(scored.point.method, -1) + 1
-        keyed.append((place, -scored.goodput_rps, scored))
-    keyed.sort(key=lambda entry: entry[:2])
-    return [scored for _, _, scored in keyed[:most]]
+    for turn in zip_longest(*lists):
+        for scored in turn:
+            if scored is not None:
+                unique.setdefault((scored.point.method, scored.point.pools), scored)
+    return list(unique.values())
 
 
 class _Kept:

@@ -43,9 +43,10 @@ class Bounds:
     def allows(self, pools: Sequence[Pool]) -> bool:
         taken: Counter[str] = Counter()
         dollars = 0.0
-        for instance, count in pools:
-            taken[instance.offer.device] += count * instance.offer.degree
-            dollars += count * (instance.offer.usd_per_hour or 0.0)
+        for pool in pools:
+            offer = pool.instance.offer
+            taken[offer.device] += pool.count * offer.degree
+            dollars += pool.count * (offer.usd_per_hour or 0.0)
         limits = self.budget.devices
         if self.budget.usd_per_hour is not None and dollars > self.budget.usd_per_hour + _CENT:
             return False

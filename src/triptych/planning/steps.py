@@ -13,9 +13,7 @@ from triptych.policy.costs import Costs
 
 from .demand import Need
 
-_MOST_TURNS = 80
-_CLOSE = 1e-3
-"""Share by which the time of a step may differ from what it was found to be."""
+_HALVINGS = 16
 
 
 class Stepping(NamedTuple):
@@ -91,19 +89,25 @@ class Steps:
         """The steps where other work leaves this share of the time; None if they do not keep up."""
         if left <= 0 or (self.decoded and self.most < 1):
             return None
-        if not self.decoded:
+        if not self.decoded or not decode_per_s:
             return self._of_prompts(prefill_per_s, left)
-        step_s, chunks_per_s = self.time_s(1.0, 0) / left, prefill_per_s * self._chunks
-        for _ in range(_MOST_TURNS):
-            running, prompts = decode_per_s * self.decoded * step_s, chunks_per_s * step_s
-            if running > self.most or prompts > self.most_prompts(running):
-                return None
-            after_s = self.time_s(max(running, 1e-9), prompts) / left
-            if after_s <= step_s * (1 + _CLOSE):
-                more_s = self.time_s(running + sqrt(running), prompts) / left
-                return Stepping(after_s, running, prompts, more_s - after_s)
-            step_s = after_s
-        return None
+        chunks_per_s, tokens_per_s = prefill_per_s * self._chunks, decode_per_s * self.decoded
+
+        def next_s(step_s: float) -> float:
+            """A step that computes what comes during one of this time."""
+            return self.time_s(tokens_per_s * step_s, chunks_per_s * step_s) / left
+
+        all_tokens_per_s = tokens_per_s + chunks_per_s * self._chunk_tokens
+        longest_s = min(self.most / tokens_per_s, self._budget / all_tokens_per_s)
+        low_s, high_s = 0.0, next_s(longest_s)
+        if high_s > longest_s:
+            return None
+        for _ in range(_HALVINGS):
+            middle_s = (low_s + high_s) / 2
+            low_s, high_s = (middle_s, high_s) if next_s(middle_s) > middle_s else (low_s, middle_s)
+        running, prompts = tokens_per_s * high_s, chunks_per_s * high_s
+        more_s = self.time_s(running + sqrt(running), prompts) / left
+        return Stepping(high_s, running, prompts, max(0.0, more_s - high_s))
 
     def _of_prompts(self, per_s: float, left: float) -> Stepping | None:
         """Steps without decodes: as few prompts in each as keep up."""

@@ -19,6 +19,9 @@ from .network import Hosts, LinkSpeed, Topology
 from .outcome import Busy, InstanceUse
 from .shared_device import Sharing
 
+BYTES_PER_PIXEL = 0.3
+"""Of undecoded images and frames, usually."""
+
 
 @dataclass(frozen=True, slots=True)
 class InstanceKind:
@@ -80,7 +83,7 @@ class Deployment:
     """On which instances are placed in their order; None: each is on its own."""
     encoders_share: Sharing | None = None
     """Whose devices encoders compute on, if they have none of their own."""
-    bytes_per_pixel: float = 0.3
+    bytes_per_pixel: float = BYTES_PER_PIXEL
     """Of undecoded images and frames, for their preparation."""
     faults: Sequence[Fault] = field(default=())
 

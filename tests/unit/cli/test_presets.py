@@ -14,8 +14,8 @@ from triptych.cli.main import app
 from triptych.cli.model import Model
 from triptych.cli.outcome import CliError
 from triptych.cli.placement import placed
-from triptych.cli.process_plan import ClusterPlan
 from triptych.cli.presets import PRESETS, Preset, PresetName
+from triptych.cli.process_plan import ClusterPlan
 from triptych.cli.service_options import parse
 from triptych.demo import MODEL_DIR
 from triptych.domain.stage import INSTANCE_NAMES, Role

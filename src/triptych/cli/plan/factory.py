@@ -16,7 +16,7 @@ from triptych.planning.record import Options, Placement, words
 from triptych.policy.roofline import DoesNotFit
 from triptych.services.encoder.settings import EncoderSettings
 from triptych.services.text.settings import TextSettings
-from triptych.sim.scenario import Deployment
+from triptych.sim.scenario import BYTES_PER_PIXEL, Deployment
 
 _BATCHES = {"max-batch-items", "max-sequences", "token-budget", "vllm-args", "engine"}
 """Options by which batch limits are set, so that the planner does not choose them."""
@@ -68,7 +68,7 @@ class ModelFactory:
 
     @property
     def bytes_per_pixel(self) -> float:
-        return Deployment.__dataclass_fields__["bytes_per_pixel"].default  # type: ignore[no-any-return]
+        return BYTES_PER_PIXEL
 
     @property
     def prepare_cores(self) -> int:

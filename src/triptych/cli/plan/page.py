@@ -108,7 +108,7 @@ def _busy(axes_of: Any, plan: PlanRecord) -> None:
     for at, stage in enumerate(stages):
         shares = [each.predicted.utilization.get(stage, 0.0) for each in plan.candidates]
         axis.bar([number + 1 + at * width for number in range(len(shares))], shares, width, label=stage)
-    axis.set(xlabel="candidate", ylabel="busy", ylim=(0, 1.05))
+    axis.set(xlabel="candidate", ylabel="used, in full batches", ylim=(0, 1.05))
     axis.legend(ncols=max(1, len(stages)), frameon=False)
 
 

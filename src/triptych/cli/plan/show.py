@@ -84,7 +84,7 @@ def _show_chosen(plan: PlanRecord, chosen: Candidate, console: Console) -> None:
         )
     console.print(table)
     busy = ", ".join(f"{stage} {share:.0%}" for stage, share in predicted.utilization.items())
-    console.print(f"busy at {plan.budget.rate:.3g} requests/s: {busy}", soft_wrap=True)
+    console.print(f"used at {plan.budget.rate:.3g} requests/s, in full batches: {busy}", soft_wrap=True)
     if (goodput := predicted.goodput) is not None:
         console.print(f"goodput by seed: {goodput.least_rps:.3g} to {goodput.most_rps:.3g} requests/s")
     if predicted.headroom:
