@@ -119,9 +119,24 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
+class Link:
+    """A way between two devices or hosts."""
+
+    name: str
+    title: str
+    nbytes_per_s: float
+    """What transfers reach of its rate, in one direction."""
+    transfer_s: float
+    """Fixed time of a transfer."""
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class Catalogue:
     devices: Mapping[str, Device]
     host: Host
+    links: Mapping[str, Link]
+    """In the order of the catalogue."""
 
     def device(self, name: str) -> Device:
         """Raises BadCatalogue, naming the devices that there are."""
@@ -137,7 +152,7 @@ def read_catalogue(document: Mapping[str, Any], more: Mapping[str, Any] | None =
     """
     more = {} if more is None else more
     for part in (document, more):
-        _known("the catalogue", part, {"device", "efficiency", "host"})
+        _known("the catalogue", part, {"device", "efficiency", "host", "link"})
     kinds = _table("efficiency", document) | _table("efficiency", more)
     efficiencies = {kind: _efficiency(f"efficiency.{kind}", table) for kind, table in kinds.items()}
     _known("efficiency", efficiencies, set(_KINDS))
@@ -146,7 +161,8 @@ def read_catalogue(document: Mapping[str, Any], more: Mapping[str, Any] | None =
         raise BadCatalogue(f"there are {len(given)} devices, at most {_MAX_DEVICES} are read")
     entries = {name: _inherited(name, given, ()) for name in given}
     devices = {name: _device(name, entry, efficiencies) for name, entry in entries.items()}
-    return Catalogue(devices, _host(_table("host", document) | _table("host", more)))
+    links = {name: _link(name, entry) for name, entry in (_table("link", document) | _table("link", more)).items()}
+    return Catalogue(devices, _host(_table("host", document) | _table("host", more)), links)
 
 
 def _inherited(name: str, given: Mapping[str, Any], below: tuple[str, ...]) -> Mapping[str, Any]:
@@ -242,6 +258,22 @@ def _host(entry: Mapping[str, Any]) -> Host:
         transfer_s=seconds["transfer_s"],
         source=_text("host.source", entry["source"]),
         **{name.replace("gb", "nbytes"): _number(f"host.{name}", entry[name]) * _GIGA for name in rates},
+    )
+
+
+def _link(name: str, entry: object) -> Link:
+    where, names = f"link.{name}", {"title", "gb_per_s", "reached", "transfer_s", "source"}
+    if not isinstance(entry, dict):
+        raise BadCatalogue(f"{where} is not a table")
+    _known(where, entry, names)
+    _required(where, entry, names)
+    rate = _number(f"{where}.gb_per_s", entry["gb_per_s"]) * _number(f"{where}.reached", entry["reached"], most=1.0)
+    return Link(
+        name,
+        _text(f"{where}.title", entry["title"]),
+        rate * _GIGA,
+        _number(f"{where}.transfer_s", entry["transfer_s"], zero=True),
+        _text(f"{where}.source", entry["source"]),
     )
 
 

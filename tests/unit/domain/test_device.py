@@ -44,6 +44,7 @@ HOST: dict[str, Any] = {
     "nixl_gb_per_s": 4,
     "tcp_gb_per_s": 2,
 }
+LINK: dict[str, Any] = {"title": "A wire", "gb_per_s": 10, "reached": 0.8, "transfer_s": 0.001, "source": "assumed"}
 DOCUMENT: dict[str, Any] = {"efficiency": {"gpu": EFFICIENCY}, "host": HOST, "device": {"one": DEVICE}}
 
 
@@ -82,6 +83,11 @@ def test_another_file_replaces_devices_and_defaults_by_name() -> None:
     assert (device.title, device.efficiency.compute) == ("Another", 0.9)
 
 
+def test_a_link_has_what_transfers_reach_of_its_rate() -> None:
+    catalogue = read_catalogue({**DOCUMENT, "link": {"wire": LINK}}, {"link": {"wifi": LINK | {"gb_per_s": 1}}})
+    assert {name: link.nbytes_per_s for name, link in catalogue.links.items()} == {"wire": 8e9, "wifi": 0.8e9}
+
+
 def test_cores_of_a_machine_add_up_but_not_their_memory() -> None:
     device = read_catalogue({**DOCUMENT, "device": {"cpu": DEVICE | {"per_core": True}}}).device("cpu")
     machine = device.of_cores(4, hardware="A CPU", memory_nbytes=77)
@@ -116,6 +122,8 @@ def test_the_speedup_of_a_degree_loses_a_share_at_each_doubling() -> None:
             {"usd_per_hour": 1, "date": "yesterday", "source": "x"},
             "device.one.price.date is 'yesterday', not a date",
         ),
+        ("link", {"one": 1}, "link.one is not a table"),
+        ("link", {"one": LINK | {"reached": 2}}, "link.one.reached is '2', not a number above 0 and at most 1"),
         ("device.two", {"like": "zero"}, "device.two.like is 'zero', which is not there"),
         ("device.two", {"like": "two"}, "device.two is like itself: two -> two"),
         ("device.two", 7, "device.two is not a table"),
