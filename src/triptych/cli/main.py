@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from triptych.cli import certs, measuring, operating, planning, simulating, starting
+from triptych.cli import certs, measuring, operating, planned, simulating, starting
 from triptych.cli.options import DEFAULT_URL, ApiKey, Url, failures, run
 from triptych.cli.outcome import CliError
 from triptych.domain.bounds import MAX_INT31
@@ -104,7 +104,7 @@ def chat(
 app.add_typer(operating.commands)
 app.add_typer(measuring.commands)
 app.add_typer(certs.commands)
-app.add_typer(planning.commands, name="plan")
+app.add_typer(planned.commands, name="plan")
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ _BUDGET = "Budget"
 _WHERE = "Deployment"
 _OUT = "Output"
 _SEARCH = "search"
+_EXPLAIN = "--explain-transfer"
 _NOT_OFFERED = ("rate", "sweep", "duration", "timeout", "slo_ttft_ms", "slo_tpot_ms", "attainment")
 """Parameters of the load that a plan has elsewhere, or does not keep."""
 _KEPT = ("dtype", "catalogue", "profiles", "control_ms", "devices_per_host", "host_network")
@@ -26,10 +27,12 @@ _KEPT = ("dtype", "catalogue", "profiles", "control_ms", "devices_per_host", "ho
 
 
 class PlanGroup(TyperGroup):
-    """A group whose command ``search`` needs no name."""
+    """A group whose command ``search`` needs no name. ``plan --explain-transfer`` is ``plan transfers``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if not args or args[0] not in self.commands:
+        if _EXPLAIN in args:
+            args = ["transfers", *(argument for argument in args if argument != _EXPLAIN)]
+        elif not args or args[0] not in self.commands:
             args = [_SEARCH, *args]
         return super().parse_args(ctx, args)
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from triptych.cli.outcome import CliError
+from triptych.cli.profile.command import PartEngine
 from triptych.cli.service_options import Flags, loaded, parse
 from triptych.cli.simulate.deployment import UNUSABLE, CostedModel, Hardware
 from triptych.domain.device import BadCatalogue
@@ -40,7 +41,10 @@ class ModelFactory:
             raise CliError(str(error), caller=True) from None
         encoder: EncoderSettings = loaded("encoder", (f"--model={model}", *self._given["encoder"]))
         text: TextSettings = loaded("text", (f"--model={model}", *self._given["text"]))
-        self._engines = {ModelPart.ENCODER: encoder.engine.engine, ModelPart.DECODER: text.engine.engine}
+        self._engines = {
+            part: PartEngine(settings.engine, settings.vllm_args)
+            for part, settings in ((ModelPart.ENCODER, encoder.engine), (ModelPart.DECODER, text.engine))
+        }
         self._set_limits = Limits(
             encoder.batches.max_batch_items, text.engine.max_sequences, text.engine.most_step_tokens
         )
@@ -77,7 +81,7 @@ class ModelFactory:
     @property
     def roles(self) -> Sequence[Role]:
         """With vLLM two: it does not encode in its steps, and hands answers over on CPUs only."""
-        return (Role.E, Role.PD) if self._engines[ModelPart.DECODER] == "vllm" else tuple(Role)
+        return (Role.E, Role.PD) if self._engines[ModelPart.DECODER].by_vllm else tuple(Role)
 
     @property
     def limits(self) -> Limits | None:

@@ -200,7 +200,7 @@ class CostedModel:
         """The dtype of measured profiles, else the model's on GPUs."""
         if self._measured:
             return self._measured[0].identity.dtype
-        first = self._device(next(iter(_by_role(self._hardware.device, "--device").values())))
+        first = self._device(next(iter(by_role(self._hardware.device, "--device").values())))
         return DTYPES["float32" if first.kind == "cpu" else self._model.dtype_name]
 
     def target(self, device: str, degree: int) -> Target:
@@ -228,7 +228,9 @@ class CostedModel:
             preset.placed_as(roles, preset_name)
         switches = (preset is not None and preset.switching) if switch_roles is None else switch_roles
         devices = {role: self._device(name) for role, name in _of_roles(hardware.device, sizes, "--device").items()}
-        degrees = {role: _degree(text) for role, text in _of_roles(hardware.degree, sizes, "--tensor-parallel").items()}
+        degrees = {
+            role: degree_of(text) for role, text in _of_roles(hardware.degree, sizes, "--tensor-parallel").items()
+        }
         targets = {role: self.target(devices[role].name, degrees[role]) for role in sizes}
         engines = {
             ModelPart.ENCODER: PartEngine.of_flags(given.get("encoder", ())),
@@ -483,7 +485,7 @@ def _host(path: Path) -> Host:
         raise CliError(f"--host {path}: {error}", caller=True) from None
 
 
-def _by_role(text: str, option: str) -> Mapping[Role, str]:
+def by_role(text: str, option: str) -> Mapping[Role, str]:
     """``VALUE`` for all roles, or ``ROLE=VALUE,...``. Raises CliError."""
     if "=" not in text:
         return dict.fromkeys(Role, text)
@@ -501,13 +503,14 @@ def _by_role(text: str, option: str) -> Mapping[Role, str]:
 
 def _of_roles(text: str, roles: Iterable[Role], option: str) -> Mapping[Role, str]:
     """The value of each of these roles. Raises CliError if one has none."""
-    values = _by_role(text, option)
+    values = by_role(text, option)
     if lacking := [role.value for role in roles if role not in values]:
         raise CliError(f"{option} {text}: nothing is said of {' and '.join(lacking)}", caller=True)
     return {role: values[role] for role in roles}
 
 
-def _degree(text: str) -> int:
+def degree_of(text: str) -> int:
+    """A tensor-parallel degree. Raises CliError."""
     if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 64):
         raise CliError(f"--tensor-parallel {text}: a degree is a number from 1 to 64", caller=True)
     return int(text)
