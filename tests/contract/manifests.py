@@ -25,15 +25,17 @@ Document = dict[str, Any]
 
 @cache
 def _text(overlay: str) -> str:
+    return _rendered(MANIFESTS / "overlays" / overlay)
+
+
+def _rendered(directory: Path) -> str:
     if (kustomize := shutil.which("kustomize")) is not None:
         command = [kustomize, "build"]
     elif (kubectl := shutil.which("kubectl")) is not None:
         command = [kubectl, "kustomize"]
     else:
         pytest.skip("neither kustomize nor kubectl is on the PATH: the manifests for Kubernetes are not tested")
-    done = subprocess.run(
-        [*command, str(MANIFESTS / "overlays" / overlay)], capture_output=True, text=True, check=False, timeout=30
-    )
+    done = subprocess.run([*command, str(directory)], capture_output=True, text=True, check=False, timeout=30)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -41,6 +43,11 @@ def _text(overlay: str) -> str:
 def rendered(overlay: str) -> list[Document]:
     """All objects of an overlay, in the order in which they are to be applied."""
     return list(yaml.load_all(_text(overlay), yaml.CSafeLoader))
+
+
+def kustomized(directory: Path) -> list[Document]:
+    """All objects of a directory with a kustomization, in the order in which they are to be applied."""
+    return list(yaml.load_all(_rendered(directory), yaml.CSafeLoader))
 
 
 def workloads(documents: Iterable[Document]) -> dict[str, Document]:

@@ -1,4 +1,4 @@
-"""The command ``plan transfers``. Its heavy imports wait until it runs."""
+"""The commands ``plan transfers`` and ``plan apply``. Their heavy imports wait until they run."""
 
 from typing import Annotated, Literal
 
@@ -72,3 +72,60 @@ def transfers(
         )
         question = Question(model, device, tensor_parallel, dtype, kv_dtype, catalogue, request, cached_tokens)
         explain(question, plain_console(), as_json=as_json)
+
+
+PlanFile = Annotated[Path, typer.Argument(metavar="PLAN.json", exists=True, dir_okay=False, help="A plan.")]
+CandidateNumber = Annotated[
+    int | None,
+    typer.Option(min=1, help="Candidate of the plan, by its number; by default the chosen one.", show_default=False),
+]
+
+
+@commands.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    epilog="Examples:\n\n- `triptych plan apply plan.json` prints the command line\n\n"
+    "- `triptych plan apply plan.json --start --port=9000` runs it\n\n"
+    "- `triptych plan apply plan.json --to compose` writes a file beside `docker-compose.yml`\n\n"
+    "- `triptych plan apply plan.json --to kubernetes --autoscale --out overlay` writes a kustomize overlay",
+)
+def apply(
+    ctx: typer.Context,
+    plan: PlanFile,
+    to: Annotated[Literal["up", "compose", "kubernetes"], typer.Option(help="Where it is to run.")] = "up",
+    candidate: CandidateNumber = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            file_okay=False, help="Directory of the files.", show_default="PLAN-up, PLAN-compose or PLAN-kubernetes"
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model with weights, if the plan names another place.", show_default=False)
+    ] = None,
+    autoscale: Annotated[
+        bool,
+        typer.Option(
+            "--autoscale", help="Let pools follow their load, from half of the plan to what the budget allows."
+        ),
+    ] = False,
+    start: Annotated[bool, typer.Option("--start", help="With --to up: run the command.")] = False,
+    compose_file: Annotated[Path, typer.Option(help="Triptych's file for docker compose.")] = Path(
+        "docker-compose.yml"
+    ),
+    base: Annotated[Path, typer.Option(file_okay=False, help="Triptych's base for kustomize.")] = Path(
+        "deploy/kubernetes/base"
+    ),
+) -> None:
+    """Run a plan: print or start the command of *triptych up*, or write files for docker compose or Kubernetes.
+
+    Further options are settings of services, as of *triptych up*, each in one word: `--NAME=VALUE`. They come after the plan's.
+    """
+    from triptych.cli.plan.apply import Application
+    from triptych.cli.plan.apply import apply as run_plan
+    from triptych.cli.show import plain_console
+
+    with failures():
+        application = Application(
+            plan, to, candidate, out, model, autoscale, start, compose_file, base, tuple(ctx.args)
+        )
+        run_plan(application, plain_console())

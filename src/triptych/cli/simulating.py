@@ -1,6 +1,6 @@
 """The command ``simulate``. Its heavy imports wait until it runs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -371,6 +371,16 @@ def simulate(
         )
         if not parsed.is_compared:
             command.run(simulation, command.Outputs.checked(json_file, report, perfetto), plain_console())
+    return simulation
+
+
+def read_line(arguments: Sequence[str]) -> "Simulation":
+    """The simulation of a command line, which does not run. What is wrong with it ends the command with a message."""
+    app = typer.Typer(add_completion=False)
+    app.command(cls=ReadAgain, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(simulate)
+    command = typer.main.get_command(app)
+    with command.make_context("simulate", list(arguments), obj=_Parsed(is_compared=True)) as context:
+        simulation: Simulation = command.invoke(context)
     return simulation
 
 
