@@ -1,4 +1,4 @@
-"""The commands ``plan transfers`` and ``plan apply``. Their heavy imports wait until they run."""
+"""The commands ``plan transfers``, ``plan apply`` and ``plan verify``. Their heavy imports wait until they run."""
 
 from typing import Annotated, Literal
 
@@ -6,7 +6,8 @@ import typer
 
 from triptych.cli import planning
 from triptych.cli.measuring import Catalogue
-from triptych.cli.options import failures
+from triptych.cli.offered import WEEK_S
+from triptych.cli.options import DEFAULT_URL, ApiKey, Url, failures, run
 from triptych.domain.bounds import MAX_INT31
 from triptych.workload.requests import MAX_CLIP_S, MAX_CLIPS, MAX_IMAGES, MAX_TOKENS
 
@@ -129,3 +130,44 @@ def apply(
             plan, to, candidate, out, model, autoscale, start, compose_file, base, tuple(ctx.args)
         )
         run_plan(application, plain_console())
+
+
+@commands.command(
+    epilog="Examples:\n\n- `triptych plan verify plan.json`\n\n"
+    "- `triptych plan verify plan.json --url https://cluster.example --api-key KEY --duration 120 --json`"
+)
+def verify(
+    plan: PlanFile,
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model to ask; by default the first that is served.", show_default=False)
+    ] = None,
+    candidate: CandidateNumber = None,
+    duration: Annotated[
+        float | None,
+        typer.Option(min=0.1, max=WEEK_S, help="Seconds in which requests arrive.", show_default="the plan's"),
+    ] = None,
+    error: Annotated[
+        float | None,
+        typer.Option(min=0.001, max=10, help="Relative error of times that passes.", show_default="the plan's, or 0.3"),
+    ] = None,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(dir_okay=False, help="File for what was measured.", show_default="beside the profiles"),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Offer a plan's workload to a running cluster, and show what was predicted beside what was measured.
+
+    It passes if the objectives are met and all times with enough requests are within the error that the plan expects. Else the
+    exit status is 1. The measured factors are kept for the next plan.
+    """
+    from triptych.cli.bench.load import Endpoint
+    from triptych.cli.plan.verify import Verification
+    from triptych.cli.plan.verify import verify as hold
+    from triptych.cli.show import plain_console
+
+    verification = Verification(plan, Endpoint(url, api_key), model, candidate, duration, error, calibration)
+    passed = run(hold(verification, plain_console(), as_json=as_json))
+    raise typer.Exit(0 if passed else 1)

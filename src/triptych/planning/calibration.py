@@ -1,0 +1,156 @@
+"""What running clusters said of plans: measured over predicted times, kept in a file that the next plan reads.
+
+A line of JSON for each verification. It is kept beside the profiles, under a name that readers of profiles do not take for one.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import exp, log
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from triptych.files import BadFile, read_text
+from triptych.planning.record import Placement
+from triptych.workload.report import Latency, Objectives
+
+FILE_NAME = "verified.jsonl"
+LATEST = 8
+"""Verifications of a figure that count: the last ones."""
+Figure = Literal["ttft_p50", "ttft_p90", "ttft_p99", "tpot_p50", "tpot_p90", "tpot_p99"]
+_MAX_NBYTES = 16 << 20
+_LEAST, _MOST = 1e-3, 1e3
+
+
+class BadCalibration(ValueError):
+    """A file that is no calibration. The message says what is wrong, without the file's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """A cluster that ran a plan, beside what was predicted of it."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    at: str
+    """ISO 8601, UTC."""
+    model_id: str
+    devices: str
+    """The kinds of devices, as ``kinds_of`` names them."""
+    placement: str
+    rate: float
+    requests: int
+    factors: Mapping[Figure, float]
+    """Measured over predicted, of the figures that were judged."""
+    within: bool
+    """Whether all were within the error that was expected."""
+
+
+def kinds_of(placement: Placement) -> str:
+    """The kinds of a placement's devices, in alphabetical order."""
+    return "+".join(sorted(placement.device_counts))
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """All verifications, the oldest first."""
+
+    verified: tuple[Verified, ...] = ()
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Empty if there is no file. Raises BadCalibration, naming the line."""
+        if not path.exists():
+            return cls()
+        try:
+            lines = read_text(path, _MAX_NBYTES).splitlines()
+        except BadFile as error:
+            raise BadCalibration(str(error)) from None
+        return cls(tuple(_parsed(number, line) for number, line in enumerate(lines, 1) if line.strip()))
+
+    def factor(self, model_id: str, placement: Placement, figure: Figure) -> float:
+        """By which predictions of a figure are to be multiplied: the geometric mean of the latest verifications of the model on
+        these kinds of devices. 1 if there is none.
+        """
+        kinds = kinds_of(placement)
+        known = [
+            entry.factors[figure]
+            for entry in self.verified
+            if (entry.model_id, entry.devices) == (model_id, kinds) and figure in entry.factors
+        ][-LATEST:]
+        return exp(sum(map(log, known)) / len(known)) if known else 1.0
+
+    def corrected(
+        self, model_id: str, placement: Placement, latency: Latency, name: Literal["ttft", "tpot"]
+    ) -> Latency:
+        """Predicted latencies times their factors; the mean by that of the median."""
+        p50, p90, p99 = (self.factor(model_id, placement, figure) for figure in _figures(name))
+        return Latency(
+            _times(latency.mean_s, p50),
+            _times(latency.p50_s, p50),
+            _times(latency.p90_s, p90),
+            _times(latency.p99_s, p99),
+        )
+
+    def predicted_objectives(self, model_id: str, placement: Placement, objectives: Objectives) -> Objectives:
+        """Objectives by which predictions are to be judged: those that they meet, divided by the factor of P90, are met."""
+        ttft, tpot = (self.factor(model_id, placement, figure) for figure in ("ttft_p90", "tpot_p90"))
+        return Objectives(_times(objectives.ttft_s, 1 / ttft), _times(objectives.tpot_s, 1 / tpot))
+
+
+def beside(profiles: Path) -> Path:
+    """Where verifications are kept: in a directory of profiles, or beside a file with one."""
+    return profiles / FILE_NAME if profiles.is_dir() else profiles.with_name(FILE_NAME)
+
+
+def add(path: Path, entry: Verified) -> None:
+    """Add a line to the file. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write(json.dumps(_adapter().dump_python(entry, mode="json")) + "\n")
+
+
+def factors_of(predicted: Mapping[Figure, float], measured: Mapping[Figure, float]) -> Mapping[Figure, float]:
+    """Measured over predicted, of what both have; each within a factor of a thousand."""
+    return {
+        figure: min(max(measured[figure] / expected, _LEAST), _MOST)
+        for figure, expected in predicted.items()
+        if expected > 0 and measured.get(figure, 0.0) > 0
+    }
+
+
+def times_of(ttft: Latency, tpot: Latency) -> Mapping[Figure, float]:
+    """The figures of a run, seconds; those without a value are left out."""
+    known = {
+        figure: value
+        for name, latency in (("ttft", ttft), ("tpot", tpot))
+        for figure, value in zip(_figures(name), (latency.p50_s, latency.p90_s, latency.p99_s), strict=True)
+    }
+    return {figure: value for figure, value in known.items() if value is not None}
+
+
+def _figures(name: str) -> Sequence[Figure]:
+    return ("ttft_p50", "ttft_p90", "ttft_p99") if name == "ttft" else ("tpot_p50", "tpot_p90", "tpot_p99")
+
+
+def _times(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
+
+
+def _parsed(number: int, line: str) -> Verified:
+    try:
+        entry = _adapter().validate_json(line, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        raise BadCalibration(f"line {number}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    if not all(_LEAST <= factor <= _MOST for factor in entry.factors.values()):
+        raise BadCalibration(f"line {number}: a factor is not between {_LEAST:g} and {_MOST:g}")
+    return entry
+
+
+@cache
+def _adapter() -> "TypeAdapter[Verified]":
+    return TypeAdapter(Verified)
