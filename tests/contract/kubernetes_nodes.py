@@ -155,11 +155,11 @@ class Nodes:
         """As the controllers do: pods that end do not count."""
         name, wanted = workload["metadata"]["name"], workload["spec"]["replicas"]
         template = workload["spec"]["template"]
-        component = template["metadata"]["labels"][COMPONENT]
+        selector = workload["spec"]["selector"]["matchLabels"].items()
         alive = [
             pod
             for pod in pods
-            if pod["metadata"]["labels"].get(COMPONENT) == component and "deletionTimestamp" not in pod["metadata"]
+            if selector <= pod["metadata"]["labels"].items() and "deletionTimestamp" not in pod["metadata"]
         ]
         digest = sha256(repr(template).encode()).hexdigest()[:8]
         old = [pod for pod in alive if pod["metadata"]["labels"]["pod-template-hash"] != digest]
@@ -205,9 +205,13 @@ class Nodes:
     def _address(self, name: str) -> str:
         """Of a pod, the same for a StatefulSet's pod that comes back. Parallel tests have other networks."""
         if name not in self._addresses:
-            network = f"127.{64 + os.getpid() % 64}.{os.getpid() // 64 % 256}"
-            self._addresses[name] = f"{network}.{len(self._addresses) + 1}"
+            self._addresses[name] = self.address(len(self._addresses) + 1)
         return self._addresses[name]
+
+    @staticmethod
+    def address(number: int) -> str:
+        """Of the pod with a number from 1 on."""
+        return f"127.{64 + os.getpid() % 64}.{os.getpid() // 64 % 256}.{number}"
 
     async def _live(self, pod: Document) -> None:
         """A pod from its creation to its end."""

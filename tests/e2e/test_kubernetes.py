@@ -6,7 +6,7 @@ import ssl
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from hashlib import sha256
 from io import StringIO
@@ -42,10 +42,11 @@ def kubernetes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, 
         yield running
 
 
-async def make_secrets(server: ApiServer, folder: Path) -> TlsIdentity:
-    """As docs/kubernetes.md has it. Returns the identity of an operator."""
+async def make_secrets(server: ApiServer, folder: Path, gateways: Sequence[str] = ()) -> TlsIdentity:
+    """As docs/kubernetes.md has it, with addresses that gateways may have. Returns the identity of an operator."""
     certs = folder / "certs"
-    command = [sys.executable, "-m", "triptych.cli", "certs", str(certs)]
+    hosts = (f"--host=gateway={address}" for address in gateways)
+    command = [sys.executable, "-m", "triptych.cli", "certs", str(certs), *hosts]
     await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True)
     for service in SERVICES:
         files = {"tls.crt": "cert.pem", "tls.key": "key.pem", "ca.crt": "ca.pem"}
