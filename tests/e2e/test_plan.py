@@ -120,8 +120,7 @@ async def test_a_plan_is_applied_and_does_what_it_predicted(tmp_path: Path, role
     assert document["passed"]
     assert {row["kind"] for row in document["figures"]} == {"all", "text", "image"}
     assert Path(document["calibration"]) == profiles / "verified.jsonl"
-    factor = Calibration.read(profiles / "verified.jsonl").factor("triptych-demo", placed, "ttft_p50")
-    assert 0.5 < factor < 2
+    assert 0.5 < Calibration.read(profiles / "verified.jsonl").factor(placed, "ttft") < 2
 
 
 async def test_a_wrong_prediction_is_noticed_and_corrects_the_next(tmp_path: Path) -> None:
@@ -138,7 +137,4 @@ async def test_a_wrong_prediction_is_noticed_and_corrects_the_next(tmp_path: Pat
     async with started("plan", "apply", plan, "--start", f"--delay-profile={profiles}") as url:
         said = await triptych("plan", "verify", plan, "--url", url, "--error", 0.5, status=1)
     assert "failed: " in said
-    known = Calibration.read(profiles / "verified.jsonl")
-    corrected = known.corrected("triptych-demo", placed, hopeful.ttft, "ttft")
-    assert corrected.p50_s == pytest.approx(ttft.p50_s, rel=1.0)
-    assert known.factor("triptych-demo", placed, "ttft_p50") > 3
+    assert Calibration.read(profiles / "verified.jsonl").factor(placed, "ttft") == pytest.approx(8, rel=0.5)

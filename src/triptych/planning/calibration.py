@@ -5,7 +5,7 @@ A line of JSON for each verification. It is kept beside the profiles, under a na
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import exp, log
 from pathlib import Path
@@ -15,12 +15,17 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from triptych.files import BadFile, read_text
 from triptych.planning.record import Placement
-from triptych.workload.report import Latency, Objectives
+from triptych.workload.report import Latency, Record
 
 FILE_NAME = "verified.jsonl"
 LATEST = 8
-"""Verifications of a figure that count: the last ones."""
+"""Verifications on the same kinds of devices that count: the last ones."""
 Figure = Literal["ttft_p50", "ttft_p90", "ttft_p99", "tpot_p50", "tpot_p90", "tpot_p99"]
+Metric = Literal["ttft", "tpot"]
+_FIGURES: Mapping[Metric, Sequence[Figure]] = {
+    "ttft": ("ttft_p50", "ttft_p90", "ttft_p99"),
+    "tpot": ("tpot_p50", "tpot_p90", "tpot_p99"),
+}
 _MAX_NBYTES = 16 << 20
 _LEAST, _MOST = 1e-3, 1e3
 
@@ -71,34 +76,35 @@ class Calibration:
             raise BadCalibration(str(error)) from None
         return cls(tuple(_parsed(number, line) for number, line in enumerate(lines, 1) if line.strip()))
 
-    def factor(self, model_id: str, placement: Placement, figure: Figure) -> float:
-        """By which predictions of a figure are to be multiplied: the geometric mean of the latest verifications of the model on
-        these kinds of devices. 1 if there is none.
+    def of(self, model_id: str) -> "Calibration":
+        """Those of one model."""
+        return Calibration(tuple(entry for entry in self.verified if entry.model_id == model_id))
+
+    def factor(self, placement: Placement, name: Metric) -> float:
+        """By which predicted times are to be multiplied: the geometric mean of P50 and P90 in the latest verifications on these kinds of
+        devices. 1 if there is none.
         """
         kinds = kinds_of(placement)
-        known = [
-            entry.factors[figure]
-            for entry in self.verified
-            if (entry.model_id, entry.devices) == (model_id, kinds) and figure in entry.factors
-        ][-LATEST:]
-        return exp(sum(map(log, known)) / len(known)) if known else 1.0
+        known = [entry.factors for entry in self.verified if entry.devices == kinds][-LATEST:]
+        logs = [log(factors[figure]) for factors in known for figure in _FIGURES[name][:2] if figure in factors]
+        return exp(sum(logs) / len(logs)) if logs else 1.0
 
-    def corrected(
-        self, model_id: str, placement: Placement, latency: Latency, name: Literal["ttft", "tpot"]
-    ) -> Latency:
-        """Predicted latencies times their factors; the mean by that of the median."""
-        p50, p90, p99 = (self.factor(model_id, placement, figure) for figure in _figures(name))
-        return Latency(
-            _times(latency.mean_s, p50),
-            _times(latency.p50_s, p50),
-            _times(latency.p90_s, p90),
-            _times(latency.p99_s, p99),
-        )
+    def corrected(self, placement: Placement, records: Sequence[Record]) -> Sequence[Record]:
+        """Simulated requests with their times multiplied."""
+        ttft, tpot = self.factor(placement, "ttft"), self.factor(placement, "tpot")
+        return records if ttft == tpot == 1 else [_corrected(record, ttft, tpot) for record in records]
 
-    def predicted_objectives(self, model_id: str, placement: Placement, objectives: Objectives) -> Objectives:
-        """Objectives by which predictions are to be judged: those that they meet, divided by the factor of P90, are met."""
-        ttft, tpot = (self.factor(model_id, placement, figure) for figure in ("ttft_p90", "tpot_p90"))
-        return Objectives(_times(objectives.ttft_s, 1 / ttft), _times(objectives.tpot_s, 1 / tpot))
+
+UNVERIFIED = Calibration()
+"""Of models of which no plan was verified."""
+
+
+def _corrected(record: Record, ttft: float, tpot: float) -> Record:
+    """A request that was not answered stays as it is."""
+    if record.ttft_s is None:
+        return record
+    first_s = ttft * record.ttft_s
+    return replace(record, ttft_s=first_s, end_s=first_s + tpot * (record.end_s - record.ttft_s))
 
 
 def beside(profiles: Path) -> Path:
@@ -126,18 +132,10 @@ def times_of(ttft: Latency, tpot: Latency) -> Mapping[Figure, float]:
     """The figures of a run, seconds; those without a value are left out."""
     known = {
         figure: value
-        for name, latency in (("ttft", ttft), ("tpot", tpot))
-        for figure, value in zip(_figures(name), (latency.p50_s, latency.p90_s, latency.p99_s), strict=True)
+        for figures, latency in ((_FIGURES["ttft"], ttft), (_FIGURES["tpot"], tpot))
+        for figure, value in zip(figures, (latency.p50_s, latency.p90_s, latency.p99_s), strict=True)
     }
     return {figure: value for figure, value in known.items() if value is not None}
-
-
-def _figures(name: str) -> Sequence[Figure]:
-    return ("ttft_p50", "ttft_p90", "ttft_p99") if name == "ttft" else ("tpot_p50", "tpot_p90", "tpot_p99")
-
-
-def _times(value: float | None, factor: float) -> float | None:
-    return None if value is None else value * factor
 
 
 def _parsed(number: int, line: str) -> Verified:

@@ -17,6 +17,7 @@ from triptych.workload.report import Objectives
 from triptych.workload.requests import Plan
 from triptych.workload.workload import Workload
 
+from .calibration import UNVERIFIED, Calibration
 from .closed_form import Point, Wanted
 from .demand import SAMPLE, Demand
 from .offers import Supplier, offers
@@ -81,6 +82,8 @@ class Question:
     contenders: int = 24
     """Placements that are simulated, at most, beside variants of the best."""
     rounds: Sequence[Round] = ROUNDS
+    calibration: Calibration = UNVERIFIED
+    """What verifications of earlier plans of the model say."""
 
 
 @dataclass(slots=True)
@@ -244,7 +247,9 @@ def _carry_out(findings: Findings, halving: Halving, factory: Factory, note: Not
         return made
 
     def following(trial: Trial, outcome: Outcome) -> list[tuple[Trial, Job]]:
-        after = jobs(halving.took(trial, counted(outcome, _WARM_UP * trial.duration_s)))
+        of_trial = counted(outcome, _WARM_UP * trial.duration_s)
+        records = question.calibration.corrected(trial.contender.placement, of_trial.records)
+        after = jobs(halving.took(trial, replace(of_trial, records=records)))
         progress.done += 1
         if after and after[0][0].at + 1 > progress.round:
             progress.round = after[0][0].at + 1

@@ -5,12 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.planning.kit import Factory, question
 from tests.unit.planning.test_record import PLACEMENT
 from triptych.domain.stage import Role
 from triptych.planning.calibration import (
     LATEST,
+    UNVERIFIED,
     BadCalibration,
     Calibration,
+    Figure,
     Verified,
     add,
     beside,
@@ -18,7 +21,10 @@ from triptych.planning.calibration import (
     kinds_of,
     times_of,
 )
-from triptych.workload.report import Latency, Objectives
+from triptych.planning.conclusion import conclude
+from triptych.planning.planner import search
+from triptych.workload.report import Latency, Record
+from triptych.workload.requests import Planned
 
 VERIFIED = Verified(
     "2026-11-29T16:00:00+00:00", "llava", "h100+l4", str(PLACEMENT), 2.0, 40, {"ttft_p50": 2.0, "ttft_p90": 1.5}, False
@@ -28,30 +34,48 @@ OTHER = replace(PLACEMENT, devices={Role.E: "h100", Role.PD: "h100"})
 
 def test_what_is_added_is_read_and_multiplies_predictions_of_the_same_devices(tmp_path: Path) -> None:
     path = tmp_path / "profiles" / "verified.jsonl"
-    assert Calibration.read(path).factor("llava", PLACEMENT, "ttft_p50") == 1.0
-    add(path, VERIFIED)
-    add(path, replace(VERIFIED, factors={"ttft_p50": 0.5}))
+    assert Calibration.read(path).factor(PLACEMENT, "ttft") == 1.0
+    add(path, replace(VERIFIED, factors={"ttft_p50": 4.0, "ttft_p90": 1.0, "ttft_p99": 9.0}))
     known = Calibration.read(path)
-    assert known.verified[0] == VERIFIED
     assert kinds_of(PLACEMENT) == VERIFIED.devices
-    assert known.factor("llava", PLACEMENT, "ttft_p50") == pytest.approx(1.0), "the geometric mean"
-    assert known.factor("llava", PLACEMENT, "ttft_p90") == 1.5
-    assert known.factor("llava", PLACEMENT, "tpot_p50") == 1.0
-    assert known.factor("llava", OTHER, "ttft_p90") == 1.0
-    assert known.factor("qwen", PLACEMENT, "ttft_p90") == 1.0
+    assert known.factor(PLACEMENT, "ttft") == pytest.approx(2.0), "the geometric mean of P50 and P90"
+    add(path, replace(VERIFIED, factors={"ttft_p50": 0.5, "ttft_p90": 0.5}))
+    assert Calibration.read(path).factor(PLACEMENT, "ttft") == pytest.approx(1.0)
+    assert known.factor(PLACEMENT, "tpot") == 1.0
+    assert known.factor(OTHER, "ttft") == 1.0
+    assert known.of("llava") == known
+    assert known.of("qwen") == Calibration()
 
 
 def test_the_latest_verifications_count() -> None:
-    old, new = replace(VERIFIED, factors={"ttft_p50": 9.0}), replace(VERIFIED, factors={"ttft_p50": 1.1})
+    old, new = (replace(VERIFIED, factors={"ttft_p50": factor}) for factor in (9.0, 1.1))
     known = Calibration((old, *[new] * LATEST))
-    assert known.factor("llava", PLACEMENT, "ttft_p50") == pytest.approx(1.1)
+    assert known.factor(PLACEMENT, "ttft") == pytest.approx(1.1)
 
 
-def test_predictions_and_objectives_are_corrected_by_the_factors() -> None:
-    known = Calibration((VERIFIED,))
-    corrected = known.corrected("llava", PLACEMENT, Latency(0.1, 0.1, 0.2, None), "ttft")
-    assert corrected == Latency(0.2, 0.2, pytest.approx(0.3), None)  # type: ignore[arg-type]  # compares as a number
-    assert known.predicted_objectives("llava", PLACEMENT, Objectives(3.0, None)) == Objectives(2.0, None)
+def test_times_of_simulated_requests_are_multiplied() -> None:
+    known = Calibration((replace(VERIFIED, factors={"ttft_p50": 2.0, "tpot_p90": 0.5}),))
+    planned = Planned(0.0, 1, (), 11)
+    answered, refused = Record(planned, ttft_s=1.0, end_s=2.0, tokens=11), Record(planned, end_s=0.1, error="HTTP 429")
+    corrected = known.corrected(PLACEMENT, [answered, refused])
+    assert [corrected[0].ttft_s, corrected[0].tpot_s, corrected[0].end_s] == [2.0, pytest.approx(0.05), 2.5]
+    assert corrected[1] == refused
+    assert known.corrected(OTHER, [answered]) == [answered]
+
+
+@pytest.mark.slow
+def test_the_plan_after_a_verification_predicts_corrected_times() -> None:
+    factors: dict[Figure, float] = {"ttft_p50": 1.5, "ttft_p90": 1.5, "tpot_p50": 0.9}
+    known = Calibration((replace(VERIFIED, devices="device", factors=factors),))
+    asked = question({"device": 1}, 1.0)
+    before, after = (
+        conclude(search(replace(asked, calibration=calibration), Factory({"device": 1.0}))).candidates[0]
+        for calibration in (UNVERIFIED, known)
+    )
+    assert before.placement == after.placement
+    first, second = (candidate.predicted.figures.all for candidate in (before, after))
+    assert second.ttft.p50_s == pytest.approx(1.5 * (first.ttft.p50_s or 0.0))
+    assert second.tpot.p50_s == pytest.approx(0.9 * (first.tpot.p50_s or 0.0))
 
 
 def test_factors_are_of_figures_that_both_have() -> None:

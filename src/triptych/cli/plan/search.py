@@ -14,8 +14,10 @@ from triptych.cli.files import make_room
 from triptych.cli.outcome import CliError
 from triptych.cli.plan import page, show
 from triptych.cli.plan.factory import ModelFactory
+from triptych.cli.profile.first_use import cache_directory
 from triptych.cli.simulate.deployment import Hardware
 from triptych.domain.slo import Metric, Slo
+from triptych.planning.calibration import FILE_NAME, BadCalibration, Calibration, beside
 from triptych.planning.conclusion import conclude
 from triptych.planning.planner import Findings, Prefers, Progress, Question, search
 from triptych.planning.record import Made, Options, PlanRecord, write
@@ -92,6 +94,7 @@ def plan(options: Asked, outputs: Outputs, console: Console) -> None:
         timeout_s=options.timeout_s,
         control_s=options.hardware.control_s,
         contenders=options.contenders,
+        calibration=_calibration(options, factory),
     )
     findings = _searched(question, factory, console)
     made = _record(findings, factory, options, {**options.common, **settings}, perf_counter() - began_s)
@@ -101,6 +104,19 @@ def plan(options: Asked, outputs: Outputs, console: Console) -> None:
         raise KeyboardInterrupt
     if made.chosen is None:
         raise CliError("no placement meets the objectives", caller=True)
+
+
+def _calibration(options: Asked, factory: ModelFactory) -> Calibration:
+    """What was verified of earlier plans of the model. Raises CliError."""
+    profiles = options.hardware.profiles
+    path = cache_directory() / FILE_NAME if profiles is None else beside(profiles)
+    try:
+        calibration = Calibration.read(path).of(factory.model_id)
+    except BadCalibration as error:
+        raise CliError(f"{path}: {error}", caller=True) from None
+    if count := len(calibration.verified):
+        factory.notes[f"times are corrected by what {count} verified clusters took ({path})"] = None
+    return calibration
 
 
 def _searched(question: Question, factory: ModelFactory, console: Console) -> Findings:
