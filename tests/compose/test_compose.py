@@ -4,6 +4,7 @@ The tests share one cluster and run in this order. Where nothing can be pulled, 
 images, and Grafana, which cannot be had, is left out.
 """
 
+import asyncio
 import os
 import re
 import subprocess
@@ -17,6 +18,8 @@ import pytest
 
 from tests.compose.cluster import ANSWER, Cluster, build, new_images, under_load, wait_for, wait_until
 from tests.compose.engine import ROOT, Engine, NoEngine, container_engine, image_sizes, pip_secrets, say, services
+from tests.e2e.test_plan import predicted
+from tests.unit.cli.plan.plans import placement, written
 from triptych.cli import ports
 from triptych.client import Client, TlsIdentity
 from triptych.errors import TriptychError
@@ -268,6 +271,38 @@ def test_an_operator_drains_an_encoder_from_the_host(cluster: Cluster, tmp_path:
     cluster.wait_healthy(180)
     cluster("up", "--detach", "--no-build", "--no-deps", "pool-manager")
     cluster.wait_healthy(180)
+
+
+@pytest.mark.extended
+def test_a_plan_replaces_the_instances_and_is_verified(cluster: Cluster, tmp_path: Path) -> None:
+    placed = placement({"E": 1, "P": 1, "D": 1}, prepare_cores=1)
+    plan = written(tmp_path, asyncio.run(predicted(tmp_path, placed)))
+
+    def triptych(*command: str) -> subprocess.CompletedProcess[str]:
+        whole = (str(Path(sys.executable).with_name("triptych")), "plan", *command)
+        return subprocess.run(whole, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+
+    applied = triptych("apply", str(plan), "--to", "compose", "--out", str(tmp_path / "plan"))
+    assert applied.returncode == 0, applied
+    files = ("--file", "docker-compose.yml", "--file", str(tmp_path / "plan" / "docker-compose.plan.yml"))
+    planned = ("planned-encoder", "planned-prefill", "planned-decode")
+    cluster(*files, "config", "--quiet")
+    cluster(*files, "up", "--detach", "--no-build", *cluster.names, *planned, timeout_s=300)
+    cluster.wait_healthy(300)
+    running = [container for container in cluster.containers() if container["State"]["Running"]]
+    instances = sorted(container["Config"]["Labels"]["com.docker.compose.service"] for container in running)
+    assert {*planned} <= {*instances}
+    assert not {"encoder", "text"} & {*instances}
+    assert cluster.ask()[0] == ANSWER
+    url = f"http://127.0.0.1:{cluster.ports['GATEWAY_PORT']}"
+    kept = str(tmp_path / "verified.jsonl")
+    verified = triptych(
+        "verify", str(plan), "--url", url, "--api-key", cluster.key, "--error", "10", "--calibration", kept
+    )
+    assert verified.returncode == 0, verified
+    say(verified.stdout)
+    cluster(*files, "rm", "--stop", "--force", *planned, timeout_s=300)
+    cluster.up()
 
 
 def documented_override() -> str:

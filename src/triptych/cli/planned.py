@@ -92,7 +92,7 @@ CandidateNumber = Annotated[
 def apply(
     ctx: typer.Context,
     plan: PlanFile,
-    to: Annotated[Literal["up", "compose", "kubernetes"], typer.Option(help="Where it is to run.")] = "up",
+    to: Annotated[planning.Target, typer.Option(help="Where it is to run.")] = "up",
     candidate: CandidateNumber = None,
     out: Annotated[
         Path | None,
@@ -110,12 +110,8 @@ def apply(
         ),
     ] = False,
     start: Annotated[bool, typer.Option("--start", help="With --to up: run the command.")] = False,
-    compose_file: Annotated[Path, typer.Option(help="Triptych's file for docker compose.")] = Path(
-        "docker-compose.yml"
-    ),
-    base: Annotated[Path, typer.Option(file_okay=False, help="Triptych's base for kustomize.")] = Path(
-        "deploy/kubernetes/base"
-    ),
+    compose_file: Annotated[Path, typer.Option(help="Triptych's file for docker compose.")] = planning.COMPOSE_FILE,
+    base: Annotated[Path, typer.Option(file_okay=False, help="Triptych's base for kustomize.")] = planning.BASE,
 ) -> None:
     """Run a plan: print or start the command of *triptych up*, or write files for docker compose or Kubernetes.
 

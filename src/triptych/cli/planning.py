@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 
 from triptych.cli.offered import Offered, offered
 from triptych.cli.options import failures, taking
+from triptych.cli.outcome import CliError
 
 EXAMPLES = (
     "Examples:\n\n- `triptych plan --model config.json --devices h100=8 --rate 20 --slo ttft=2s,tbt=100ms`\n\n"
@@ -36,6 +37,11 @@ class PlanGroup(TyperGroup):
             args = [_SEARCH, *args]
         return super().parse_args(ctx, args)
 
+
+Target = Literal["up", "compose", "kubernetes"]
+"""Where a plan can run."""
+COMPOSE_FILE, BASE = Path("docker-compose.yml"), Path("deploy/kubernetes/base")
+"""Files of Triptych's checkout, from its root."""
 
 commands = typer.Typer(cls=PlanGroup, help="Find a cluster for a workload: roles, devices and settings, by simulation.")
 
@@ -130,12 +136,22 @@ def search(
         Path | None,
         typer.Option(dir_okay=False, help="Write a page with charts (needs extra *bench*).", rich_help_panel=_OUT),
     ] = None,
+    apply: Annotated[
+        Target | None,
+        typer.Option(
+            help="Run what is chosen, as *triptych plan apply* does with the file of --json.",
+            show_default=False,
+            rich_help_panel=_OUT,
+        ),
+    ] = None,
 ) -> None:
     """Find a cluster for a workload: roles, devices, tensor parallelism, batches and policies.
 
     All placements within the budget are judged by a closed form, and the best of them simulated. Without weights and devices,
     as *triptych simulate*; settings of services are options too.
     """
+    from triptych.cli.plan.apply import Application
+    from triptych.cli.plan.apply import apply as run_plan
     from triptych.cli.plan.search import Asked, Outputs, options_of, plan
     from triptych.cli.service_options import by_name
     from triptych.cli.show import plain_console
@@ -171,4 +187,8 @@ def search(
             timeout_s=load.timeout_s,
             contenders=candidates,
         )
+        if apply is not None and json_file is None:
+            raise CliError("--apply reads the plan from a file: name it with --json", caller=True)
         plan(asked, Outputs.checked(json_file, report), plain_console())
+        if apply is not None and json_file is not None:
+            run_plan(Application(json_file, apply), plain_console())

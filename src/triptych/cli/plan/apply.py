@@ -6,7 +6,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from rich.console import Console
 
@@ -16,9 +15,9 @@ from triptych.cli.plan import compose, kubernetes, up
 from triptych.cli.plan.cluster import PlannedCluster, planned_cluster, write_profiles
 from triptych.cli.plan.manifests import as_yaml, write_files
 from triptych.cli.plan.reading import option_names
+from triptych.cli.planning import BASE, COMPOSE_FILE, Target
 from triptych.planning.record import BadPlan, Candidate, PlanRecord, read
 
-Target = Literal["up", "compose", "kubernetes"]
 _OVERRIDE, _PROFILES = "docker-compose.plan.yml", "profiles"
 
 
@@ -28,14 +27,14 @@ class Application:
 
     plan: Path
     to: Target
-    candidate: int | None
-    out: Path | None
-    model: str | None
-    autoscale: bool
-    start: bool
-    compose_file: Path
-    base: Path
-    given: Sequence[str]
+    candidate: int | None = None
+    out: Path | None = None
+    model: str | None = None
+    autoscale: bool = False
+    start: bool = False
+    compose_file: Path = COMPOSE_FILE
+    base: Path = BASE
+    given: Sequence[str] = ()
     """Further options, of services or of ``triptych up``."""
 
     @property

@@ -386,6 +386,11 @@ def test_a_file_that_is_no_plan_or_has_no_choice_is_refused(tmp_path: Path) -> N
     assert "triptych up" in triptych("plan", "apply", path, "--candidate", 1)
 
 
+def test_a_search_that_is_applied_writes_its_plan() -> None:
+    said = triptych("plan", "--rate", 1, "--slo", "ttft=1s", "--apply", "up", status=2)
+    assert "--apply reads the plan from a file: name it with --json" in said
+
+
 @pytest.mark.slow
 def test_the_command_imports_no_torch_before_it_runs() -> None:
     code = "import sys, triptych.cli.planned; sys.exit('torch' in sys.modules or 'yaml' in sys.modules)"
