@@ -13,7 +13,7 @@ import pytest
 from tests.contract.kubernetes_kit import ApiServer, namespace
 from tests.simulation.scaling import FaultyProcesses, OrderBook, ScalerLink, process_scaler
 from triptych.cli import cluster as cluster_module
-from triptych.cli import plan
+from triptych.cli import process_plan
 from triptych.cli.cluster import LocalCluster
 from triptych.demo import MODEL_ID
 from triptych.domain.decision import Bounds
@@ -79,7 +79,7 @@ async def none_kit(folder: Path) -> AsyncIterator[Kit]:
 @asynccontextmanager
 async def process_kit(folder: Path, monkeypatch: pytest.MonkeyPatch, *options: str) -> AsyncIterator[Kit]:
     """One encoder and one text process run at the beginning."""
-    monkeypatch.setattr(plan, "package_of", lambda service: "tests.unit.cli.stub_service")
+    monkeypatch.setattr(process_plan, "package_of", lambda service: "tests.unit.cli.stub_service")
     monkeypatch.setattr(cluster_module, "_KILL_MARGIN_S", GRACE_S)
     broken, slow = folder / "broken", folder / "slow"
     cluster = LocalCluster(

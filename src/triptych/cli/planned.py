@@ -1,5 +1,6 @@
 """The commands ``plan transfers``, ``plan apply`` and ``plan verify``. Their heavy imports wait until they run."""
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer

@@ -4,10 +4,10 @@ import asyncio
 import sys
 from pathlib import Path
 
-from triptych.cli import plan
+from triptych.cli import process_plan
 from triptych.cli.cluster import LocalCluster
 
-plan.package_of = lambda service: "tests.unit.cli.stub_service"
+process_plan.package_of = lambda service: "tests.unit.cli.stub_service"
 
 
 async def main() -> None:

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from triptych import demo
 from triptych.cli import cluster as module
-from triptych.cli import plan
+from triptych.cli import process_plan
 from triptych.cli.cluster import LocalCluster
 from triptych.cli.outcome import ClusterError
 from triptych.cli.up import up
@@ -33,7 +33,7 @@ Make = Callable[..., LocalCluster]
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Make:
     """A cluster of stub processes; flags by service."""
-    monkeypatch.setattr(plan, "package_of", lambda service: "tests.unit.cli.stub_service")
+    monkeypatch.setattr(process_plan, "package_of", lambda service: "tests.unit.cli.stub_service")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
     def build(
