@@ -26,12 +26,11 @@ from .record import (
     Win,
 )
 from .search import Contender, Result
+from .shortlist import cheapest
 from .space import MOST_INSTANCES, Bounds, points
 
 SIMPLER = 0.05
 """A placement must be better by more than this share to be chosen before a simpler one."""
-_LARGER = (1, 2, 4, 8)
-"""Times the rate up to which a larger placement is looked for."""
 _STEP_S = 0.001
 """Relaxed objectives are multiples of this."""
 
@@ -350,19 +349,11 @@ def _one_of_each(findings: Findings) -> Iterator[Point]:
 
 
 def _larger(findings: Findings) -> Point | None:
-    """The cheapest that serves the rate, of the same kinds of devices without limits."""
+    """The cheapest that serves the rate, of the same kinds of devices without limits, with one role for each stage."""
     rate = findings.question.rate or 0.0
     unbounded = Budget(dict.fromkeys(findings.budget.devices), None, rate)
-    for times in _LARGER:
-        able = [
-            point
-            for point in points(findings.offers, Bounds(unbounded, times * rate), findings.wanted)
-            if point.peak_per_s > rate
-        ]
-        able.sort(key=lambda point: (point.usd_per_hour or float(point.devices), -point.peak_per_s))
-        if (found := next((point for point in able[:4000] if point.meets(rate)), None)) is not None:
-            return found
-    return None
+    methods = [method for method in METHODS if method.shared is None]
+    return cheapest(points(findings.offers, Bounds(unbounded, rate), findings.wanted, methods), rate)
 
 
 def _relaxed(result: Result, findings: Findings) -> Objectives | None:

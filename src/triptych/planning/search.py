@@ -19,9 +19,10 @@ from .record import Placement
 
 HEADROOM: Mapping["Purpose", float] = {"-20 %": 0.8, "+20 %": 1.2}
 """Shares of the plan's rate at which the last placements are tried as well."""
-_AGAIN, _MOST = 0.5, 8.0
-"""The next beginning of a search whose beginning is too high, of that; and its end."""
-_BEGINNINGS = 4
+_MOST = 8.0
+"""The end of a search, of its beginning."""
+_BEGINNINGS = 6
+"""Of a search whose beginning is too high each time, at most: two steps lower."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +242,7 @@ class Halving:
                 rate = min(rate, result.round.step * trial.rate)
             return [self._trial(trial.contender, "goodput", rate, seed)]
         if search.good is None and result.beginnings[seed] < _BEGINNINGS:
-            return [self._search_from(trial.contender, result, seed, _AGAIN * trial.rate)]
+            return [self._search_from(trial.contender, result, seed, trial.rate / result.round.step**2)]
         result.goodputs[seed] = search.good or 0.0
         return []
 

@@ -65,7 +65,7 @@ def shortlist(points: Iterable[Point], rate: float | None, most: int, *, cheap_f
         fastest = [scored for scored in found if scored.goodput_rps >= MARGIN * best_rps and scored.goodput_rps]
         cheapest = [scored for scored in cheap[method] if scored.price <= least / MARGIN]
         if not fastest and not cheapest and len(method.roles) == 1:
-            fastest = found[:1]
+            fastest = [scored for scored in found[:1] if scored.goodput_rps]
         if fastest or cheapest:
             worth.append(_in_turns(*((cheapest, fastest) if cheap_first else (fastest, cheapest))))
         elif found:
@@ -112,6 +112,15 @@ def _highest(points: Sequence[Point], wanted: int) -> list[Scored]:
         best.sort(key=_by_goodput)
         del best[wanted:]
     return best
+
+
+def cheapest(points: Iterable[Point], rate: float) -> Point | None:
+    """The cheapest point that meets the objectives at a rate, of those that are likely to; None if none does."""
+    kept = _Kept()
+    for number, point in enumerate(points):
+        if point.peak_per_s > rate:
+            kept.add(-Scored(point, 0.0).price, number, point)
+    return next((point for point in kept.best if point.meets(rate)), None)
 
 
 def _cheapest(points: Sequence[Point], rate: float, wanted: int) -> list[Scored]:
