@@ -1,10 +1,7 @@
 """The overlay of a plan on a real API server, with processes in place of pods, held against the plan."""
 
 import asyncio
-import json
-import os
 import shutil
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -14,7 +11,7 @@ from tests.contract.kubernetes_kit import ApiServer, api_server
 from tests.contract.kubernetes_nodes import NAMESPACE, Nodes, apply
 from tests.contract.manifests import MANIFESTS, kustomized
 from tests.e2e.test_kubernetes import KEY, make_secrets, scale_by_hand, size_of
-from tests.e2e.test_plan import predicted, sleeping_profiles, triptych
+from tests.e2e.test_plan import predicted, sleeping_profiles, triptych, verified
 from tests.unit.cli.plan.plans import placement, written
 
 pytestmark = [pytest.mark.extended, pytest.mark.timeout(300)]
@@ -67,31 +64,8 @@ async def test_an_overlay_starts_and_does_what_the_plan_predicted(kubernetes: tu
             for role, name in (("E", "encoder"), ("P", "prefill"), ("D", "decode")):
                 assert len(nodes.of(f"{name}-pool")) == ROLES[role] == await size_of(server, f"triptych-{name}-pool")
             (gateway,) = nodes.of("gateway").values()
-            document = json.loads(await verified(plan, f"https://{gateway}:8000", tmp_path / "certs" / "ca.pem"))
-    assert document["passed"], document["figures"]
+            trusted = {"SSL_CERT_FILE": str(tmp_path / "certs" / "ca.pem"), "NO_PROXY": "*"}
+            document = await verified(plan, f"https://{gateway}:8000", f"--api-key={KEY}", environ=trusted)
     assert {row["kind"] for row in document["figures"]} == {"all", "text", "image"}
     for log in nodes.folder.glob("*.log"):
         assert "Traceback" not in log.read_text(), log.read_text()[-4000:]
-
-
-async def verified(plan: Path, url: str, authority: Path) -> str:
-    """What ``triptych plan verify`` says of a cluster with certificates of its own."""
-    command = (
-        sys.executable,
-        "-m",
-        "triptych.cli",
-        "plan",
-        "verify",
-        str(plan),
-        "--url",
-        url,
-        "--api-key",
-        KEY,
-        "--json",
-    )
-    trusted = {**os.environ, "SSL_CERT_FILE": str(authority), "NO_PROXY": "*"}  # noqa: TID251 - a child gets it
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(*command, env=trusted, stdout=pipe, stderr=pipe)
-    out, err = await process.communicate()
-    assert process.returncode == 0, out.decode() + err.decode()
-    return out.decode()
