@@ -48,6 +48,7 @@ def test_the_cheapest_placement_for_a_rate_is_found() -> None:
     assert notes[-1].round == len(ROUNDS)
 
 
+@pytest.mark.extended
 def test_without_a_rate_the_highest_goodput_is_chosen() -> None:
     findings, concluded = planned(question({"device": 4}, None))
     best = concluded.candidates[0]
@@ -58,6 +59,7 @@ def test_without_a_rate_the_highest_goodput_is_chosen() -> None:
     assert findings.budget.rate < max(goodputs)
 
 
+@pytest.mark.extended
 def test_cheap_devices_are_used_where_they_do() -> None:
     factory = Factory({"cheap": 1.0, "dear": 4.0})
     _, concluded = planned(question({"cheap": 4, "dear": 4}, 15.0), factory)
@@ -85,6 +87,7 @@ def test_what_no_request_meets_alone_is_said_with_its_stage() -> None:
     assert concluded.infeasible.larger is None, "no number of devices helps"
 
 
+@pytest.mark.extended
 def test_a_rate_beyond_the_budget_has_the_nearest_plan_that_serves_it() -> None:
     _, concluded = planned(question({"device": 2}, 60.0))
     assert concluded.infeasible is not None
@@ -117,6 +120,7 @@ def test_an_interrupted_search_concludes_with_the_best_so_far(monkeypatch: pytes
         search(asked, Factory({"device": 1.0}), at_once)
 
 
+@pytest.mark.extended
 def test_a_placement_that_cannot_be_made_is_given_up() -> None:
     class Refusing(Factory):
         def deployment(self, placement: Placement) -> Deployment:
@@ -139,6 +143,7 @@ def test_a_workload_that_the_model_cannot_serve_is_refused() -> None:
         search(replace(asked, workload=replace(asked.workload, mix=mix)), Factory({"device": 1.0}))
 
 
+@pytest.mark.extended
 def test_preparing_cores_are_as_many_as_are_needed() -> None:
     findings, concluded = planned(question({"device": 3}, 2.0))
     assert concluded.candidates[0].placement.prepare_cores <= 3

@@ -72,6 +72,7 @@ def assert_simulates(plan: PlanRecord) -> None:
     assert "requests simulated by queues" in result.output
 
 
+@pytest.mark.extended
 @pytest.mark.timeout(180)
 def test_the_same_question_has_the_same_answer(config: Path, tmp_path: Path) -> None:
     plans = []
@@ -82,9 +83,12 @@ def test_the_same_question_has_the_same_answer(config: Path, tmp_path: Path) -> 
         del document["made"]["at"], document["made"]["took_s"]
         plans.append(document)
     assert plans[0] == plans[1]
-    assert plans[0]["winners"]["goodput"] == 0
+    chosen, best = (plans[0]["candidates"][number] for number in (0, plans[0]["winners"]["goodput"]))
+    goodputs = [candidate["predicted"]["goodput"]["rps"] for candidate in (chosen, best)]
+    assert goodputs[0] > 0.95 * goodputs[1], "less is given up for the simplest placement"
 
 
+@pytest.mark.extended
 def test_objectives_that_nothing_meets_are_explained(config: Path, tmp_path: Path) -> None:
     results = tmp_path / "plan.json"
     said = triptych(
@@ -133,6 +137,7 @@ def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
     assert "none" in said
 
 
+@pytest.mark.extended
 @pytest.mark.timeout(180)
 def test_ctrl_c_shows_the_best_so_far(config: Path, tmp_path: Path) -> None:
     results = tmp_path / "plan.json"
