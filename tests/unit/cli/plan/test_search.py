@@ -89,6 +89,7 @@ def test_the_same_question_has_the_same_answer(config: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.extended
+@pytest.mark.timeout(600)
 def test_objectives_that_nothing_meets_are_explained(config: Path, tmp_path: Path) -> None:
     results = tmp_path / "plan.json"
     said = triptych(
