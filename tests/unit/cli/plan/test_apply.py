@@ -262,6 +262,7 @@ def manager_of(documents: list[Document]) -> Any:
     return PoolManagerSettings.load((), given)
 
 
+@pytest.mark.slow
 def test_an_overlay_has_a_pool_for_each_role(tmp_path: Path) -> None:
     documents = overlay_of(tmp_path, plan_of(placement(HYBRID, settings={"max-sequences": "8"})))
     assert {*of_kind(documents, "Deployment")} == {
@@ -287,6 +288,7 @@ def test_an_overlay_has_a_pool_for_each_role(tmp_path: Path) -> None:
         assert container_of(workload)["resources"]["limits"]["cpu"] == "2"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", ["1.31", "1.37"])
 def test_objects_of_an_overlay_fit_the_strict_schema(tmp_path: Path, version: str) -> None:
     placed = placement(HYBRID, switch_roles=True, settings={"slo": "ttft=5x,tbt=5x"})
@@ -294,6 +296,7 @@ def test_objects_of_an_overlay_fit_the_strict_schema(tmp_path: Path, version: st
         assert kubernetes_validate.validate(document, version, strict=True) == version
 
 
+@pytest.mark.slow
 def test_the_pool_manager_may_scale_these_pools_alone(tmp_path: Path) -> None:
     plan = plan_of(placement(HYBRID), budget=Budget({"cpu": 6}, None, 2.0))
     documents = overlay_of(tmp_path, plan, "--autoscale")
@@ -312,6 +315,7 @@ def test_the_pool_manager_may_scale_these_pools_alone(tmp_path: Path) -> None:
     assert not any("replicas" in workload["spec"] for workload in pools(documents).values())
 
 
+@pytest.mark.slow
 def test_roles_switch_with_the_profiles_that_are_in_the_overlay(tmp_path: Path) -> None:
     placed = placement(HYBRID, switch_roles=True, settings={"slo": "ttft=5x,tbt=5x"})
     documents = overlay_of(tmp_path, plan_of(placed))
@@ -327,6 +331,7 @@ def test_roles_switch_with_the_profiles_that_are_in_the_overlay(tmp_path: Path) 
     assert (encoder.role, encoder.switchable, encoder.transfer_kv_on_drain) == (Role.E, Role.EPD, False)
 
 
+@pytest.mark.slow
 def test_pools_on_gpus_choose_nodes_by_their_kind(tmp_path: Path) -> None:
     documents = overlay_of(tmp_path, plan_of(GPUS, model=str(config(tmp_path))))
     found = pools(documents)
