@@ -1,15 +1,20 @@
 """The command ``plan``. Its heavy imports wait until it runs."""
 
 import inspect
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
 
+from triptych.cli.hardware import DEVICE, ModelName, simulated_hardware
 from triptych.cli.offered import Offered, offered
 from triptych.cli.options import failures, taking
 from triptych.cli.outcome import CliError
+
+if TYPE_CHECKING:
+    from triptych.cli.simulate.deployment import Hardware
 
 EXAMPLES = (
     "Examples:\n\n- `triptych plan --model config.json --devices h100=8 --rate 20 --slo ttft=2s,tbt=100ms`\n\n"
@@ -17,7 +22,6 @@ EXAMPLES = (
     "- `triptych plan --model config.json --max-price 40/h --slo-ttft-ms 1000 --trace monday.jsonl --json plan.json`"
 )
 _BUDGET = "Budget"
-_WHERE = "Deployment"
 _OUT = "Output"
 _SEARCH = "search"
 _EXPLAIN = "--explain-transfer"
@@ -48,15 +52,12 @@ commands = typer.Typer(cls=PlanGroup, help="Find a cluster for a workload: roles
 
 @commands.command(_SEARCH, epilog=EXAMPLES, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 @taking("load", offered)
+@taking("hardware", simulated_hardware)
 def search(
     ctx: typer.Context,
     load: Offered,
-    model: Annotated[
-        str,
-        typer.Option(
-            help="Model directory (weights are not needed), `config.json`, or *demo*.", rich_help_panel=_WHERE
-        ),
-    ] = "demo",
+    hardware: "Hardware",
+    model: ModelName = "demo",
     devices: Annotated[
         str | None,
         typer.Option(
@@ -76,54 +77,6 @@ def search(
             help="What is chosen: the cheapest that serves --rate, the highest goodput, or the shortest time to the first token.",
             show_default="cheapest, or goodput without --rate",
             rich_help_panel=_BUDGET,
-        ),
-    ] = None,
-    prepare_cores: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            max=1024,
-            help="Cores that preprocess, of each instance that encodes, at most.",
-            rich_help_panel=_WHERE,
-        ),
-    ] = 8,
-    dtype: Annotated[
-        Literal["float32", "float16", "bfloat16"] | None,
-        typer.Option(help="Of the computation; by default the model's.", rich_help_panel=_WHERE),
-    ] = None,
-    catalogue: Annotated[
-        Path | None,
-        typer.Option(
-            exists=True, dir_okay=False, help="Devices beside those that are shipped.", rich_help_panel=_WHERE
-        ),
-    ] = None,
-    profiles: Annotated[
-        Path | None,
-        typer.Option(exists=True, help="Measured profiles, used in place of computed costs.", rich_help_panel=_WHERE),
-    ] = None,
-    control_ms: Annotated[
-        float,
-        typer.Option(min=0, max=1000, help="Time of a message between two processes.", rich_help_panel=_WHERE),
-    ] = 0.3,
-    devices_per_host: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=1024,
-            help="Place instances on hosts of so many devices, as for *triptych simulate*.",
-            show_default="each instance on its own",
-            rich_help_panel=_WHERE,
-        ),
-    ] = None,
-    host_network: Annotated[
-        float | None,
-        typer.Option(
-            min=0.001,
-            max=1e6,
-            metavar="GB/S",
-            help="What the instances of a host share for transfers with others, in each direction.",
-            show_default="not shared",
-            rich_help_panel=_WHERE,
         ),
     ] = None,
     candidates: Annotated[
@@ -155,29 +108,16 @@ def search(
     from triptych.cli.plan.search import Asked, Outputs, options_of, plan
     from triptych.cli.service_options import by_name
     from triptych.cli.show import plain_console
-    from triptych.cli.simulate.deployment import Hardware
 
     own = [name for option in ctx.command.params for name in option.opts]
     of_load = [name for name in inspect.signature(offered).parameters if name not in _NOT_OFFERED]
     with failures():
-        hardware = Hardware(
-            next(iter((devices or "a100-80").split(","))).partition("=")[0],
-            "1",
-            dtype,
-            catalogue,
-            profiles,
-            prepare_cores,
-            control_ms / 1000,
-            None,
-            devices_per_host,
-            None if host_network is None else 1e9 * host_network,
-        )
         asked = Asked(
             model=model,
             devices=devices,
             max_price=max_price,
             prefer=prefer,
-            hardware=hardware,
+            hardware=replace(hardware, device=(devices or DEVICE).split(",")[0].partition("=")[0]),
             common=options_of(ctx.params, _KEPT),
             settings=by_name(ctx.args, own),
             workload=load.workload,

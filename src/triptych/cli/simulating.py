@@ -1,13 +1,14 @@
 """The command ``simulate``. Its heavy imports wait until it runs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
+from triptych.cli.hardware import DEGREE, DEVICE, WHERE, ModelName, simulated_hardware
 from triptych.cli.offered import WEEK_S, Offered, gives_way, offered
 from triptych.cli.options import failures, taking
 from triptych.cli.outcome import CliError
@@ -17,6 +18,7 @@ from triptych.sim.fidelity import Fidelity
 
 if TYPE_CHECKING:
     from triptych.cli.simulate.command import Simulation
+    from triptych.cli.simulate.deployment import Hardware
 
 EXAMPLES = (
     "Examples:\n\n- `triptych simulate --model config.json --device a100-80 --preset epd --rate 4`\n\n"
@@ -31,7 +33,6 @@ _SEVERAL = 5
 """Seeds of a result with an interval."""
 _NOT_IN_A_FILE = ("scenario", "compare")
 _LOAD = "Workload"
-_WHERE = "Deployment"
 _OUT = "Output"
 
 
@@ -121,9 +122,11 @@ def _flags(name: str, value: Any) -> list[str]:
 
 
 @taking("load", offered)
+@taking("hardware", simulated_hardware)
 def simulate(
     ctx: typer.Context,
     load: Offered,
+    hardware: "Hardware",
     scenario: Annotated[
         Path | None,
         typer.Option(
@@ -134,84 +137,34 @@ def simulate(
             help="TOML file with options: `rate = 4`. Tables only sort them.",
         ),
     ] = None,
-    model: Annotated[
-        str,
-        typer.Option(
-            help="Model directory (weights are not needed), `config.json`, or *demo*.", rich_help_panel=_WHERE
-        ),
-    ] = "demo",
+    model: ModelName = "demo",
     roles: Annotated[
         str | None,
         typer.Option(
             metavar="ROLE:COUNT,...",
             help="Instances by role, as for *triptych up*.",
             show_default=DEFAULT_ROLES,
-            rich_help_panel=_WHERE,
+            rich_help_panel=WHERE,
         ),
     ] = None,
     preset: Annotated[
         PresetName | None,
-        typer.Option(help="A published architecture, as for *triptych up*.", rich_help_panel=_WHERE),
+        typer.Option(help="A published architecture, as for *triptych up*.", rich_help_panel=WHERE),
     ] = None,
     device: Annotated[
         str,
-        typer.Option(help="Device of each instance (`triptych devices`), or `ROLE=NAME,...`.", rich_help_panel=_WHERE),
-    ] = "a100-80",
+        typer.Option(help="Device of each instance (`triptych devices`), or `ROLE=NAME,...`.", rich_help_panel=WHERE),
+    ] = DEVICE,
     tensor_parallel: Annotated[
-        str, typer.Option(help="Devices of each instance, or `ROLE=N,...`.", rich_help_panel=_WHERE)
-    ] = "1",
-    dtype: Annotated[
-        Literal["float32", "float16", "bfloat16"] | None,
-        typer.Option(help="Of the computation; by default the model's.", rich_help_panel=_WHERE),
-    ] = None,
-    catalogue: Annotated[
-        Path | None,
-        typer.Option(
-            exists=True, dir_okay=False, help="Devices beside those that are shipped.", rich_help_panel=_WHERE
-        ),
-    ] = None,
-    profiles: Annotated[
-        Path | None,
-        typer.Option(exists=True, help="Measured profiles, used in place of computed costs.", rich_help_panel=_WHERE),
-    ] = None,
-    prepare_cores: Annotated[
-        int,
-        typer.Option(
-            min=1, max=1024, help="Cores that preprocess, of each instance that encodes.", rich_help_panel=_WHERE
-        ),
-    ] = 8,
-    control_ms: Annotated[
-        float,
-        typer.Option(min=0, max=1000, help="Time of a message between two processes.", rich_help_panel=_WHERE),
-    ] = 0.3,
+        str, typer.Option(help="Devices of each instance, or `ROLE=N,...`.", rich_help_panel=WHERE)
+    ] = DEGREE,
     host: Annotated[
         Path | None,
         typer.Option(
             exists=True,
             dir_okay=False,
             help="TOML file: cores that all processes share, and what services take of them.",
-            rich_help_panel=_WHERE,
-        ),
-    ] = None,
-    devices_per_host: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=1024,
-            help="Place instances on hosts of so many devices: transfers within a host go by shared memory.",
-            show_default="each instance on its own",
-            rich_help_panel=_WHERE,
-        ),
-    ] = None,
-    host_network: Annotated[
-        float | None,
-        typer.Option(
-            min=0.001,
-            max=1e6,
-            metavar="GB/S",
-            help="What the instances of a host share for transfers with others, in each direction.",
-            show_default="not shared",
-            rich_help_panel=_WHERE,
+            rich_help_panel=WHERE,
         ),
     ] = None,
     encoders_on: Annotated[
@@ -220,7 +173,7 @@ def simulate(
             metavar="ROLE",
             help="Encoders compute on the devices of these instances, at the same time.",
             show_default="devices of their own",
-            rich_help_panel=_WHERE,
+            rich_help_panel=WHERE,
         ),
     ] = None,
     shared_speed: Annotated[
@@ -230,11 +183,11 @@ def simulate(
             max=1.0,
             help="With --encoders-on: speed of each of two engines that compute at once on one device. 0.5 if they take turns, 1 if they do not meet.",
             show_default="0.5",
-            rich_help_panel=_WHERE,
+            rich_help_panel=WHERE,
         ),
     ] = None,
     autoscale: Annotated[
-        bool, typer.Option("--autoscale", help="Let the pool manager start and stop instances.", rich_help_panel=_WHERE)
+        bool, typer.Option("--autoscale", help="Let the pool manager start and stop instances.", rich_help_panel=WHERE)
     ] = False,
     switch_roles: Annotated[
         bool | None,
@@ -242,14 +195,14 @@ def simulate(
             "--switch-roles/--no-switch-roles",
             help="Let instances serve another stage.",
             show_default="as the preset does",
-            rich_help_panel=_WHERE,
+            rich_help_panel=WHERE,
         ),
     ] = None,
     fault: Annotated[
         list[str] | None,
         typer.Option(
             help="`SECONDS:WHAT:INSTANCE` with WHAT kill, start, hang or go-on. May be repeated.",
-            rich_help_panel=_WHERE,
+            rich_help_panel=WHERE,
         ),
     ] = None,
     goodput: Annotated[
@@ -316,7 +269,7 @@ def simulate(
     from triptych.cli.simulate import command
     from triptych.cli.simulate.compare import Side
     from triptych.cli.simulate.compare import compare as show_differences
-    from triptych.cli.simulate.deployment import Hardware, deployment_of
+    from triptych.cli.simulate.deployment import deployment_of
     from triptych.workload.search import Bracket
 
     parsed: _Parsed = ctx.obj
@@ -331,27 +284,20 @@ def simulate(
             return None
         own = [name for option in ctx.command.params for name in option.opts]
         given = parse([*parsed.service_flags, *ctx.args], own)
-        hardware = Hardware(
-            device,
-            tensor_parallel,
-            dtype,
-            catalogue,
-            profiles,
-            prepare_cores,
-            control_ms / 1000,
-            host,
-            devices_per_host,
-            None if host_network is None else 1e9 * host_network,
-            encoders_on,
-            shared_speed,
-        )
         simulated = deployment_of(
             model=model,
             roles=roles,
             preset=preset,
             autoscale=autoscale,
             switch_roles=switch_roles,
-            hardware=hardware,
+            hardware=replace(
+                hardware,
+                device=device,
+                degree=tensor_parallel,
+                host=host,
+                encoders_on=encoders_on,
+                shared_speed=shared_speed,
+            ),
             given=given,
             faults=fault or (),
         )
