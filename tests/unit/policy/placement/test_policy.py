@@ -1,16 +1,18 @@
 from collections import Counter
+from collections.abc import Callable, Sequence
 from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from triptych.policy.backlog import Alone, EncodeBacklog, Work
 from triptych.policy.placement.affinity import Holding
 from triptych.policy.placement.items import Choice, Shortage, place_items
-from triptych.policy.placement.policy import LEAST_LOADED, PLACEMENTS, PlacementPolicy, better_half
+from triptych.policy.placement.policy import LEAST_LOADED, PLACEMENTS, PlacementPolicy, Score, better_half, distance
 from triptych.policy.placement.pool import Candidate, Pool
 from triptych.policy.placement.requests import RequestPlace, place_request
-from triptych.policy.placement.wants import RequestWant, Want
+from triptych.policy.placement.wants import Placeable, RequestWant, Want
 
 
 def candidate(name: str, tokens: int = 0, pending: int = 0) -> Candidate:
@@ -116,3 +118,56 @@ def test_routers_agree_on_the_encoder_of_a_content_where_their_loads_differ_litt
         return choices[0].encoder
 
     assert sum(chosen(2, content) == chosen(5, content) for content in range(400)) >= 280
+
+
+def test_the_distance_is_to_those_that_hold_the_embeddings_or_to_the_host_with_most_bytes_of_them() -> None:
+    pool = Pool(candidate(name) for name in "abc")
+    pool.hosts = {"i-a": "north", "i-b": "south", "e1": "north", "e2": "south", "e3": "south"}
+
+    def distances(**holders: int) -> list[float]:
+        return list(distance(pool, RequestWant(5, holders=holders), pool.all))
+
+    assert distances() == distances(unknown=9) == [], "nothing is known"
+    assert distances(e1=30, e2=20) == [False, True, True]
+    assert distances(e1=30, e2=20, e3=20) == [True, False, True]
+    assert distances(**{"e1": 30, "i-c": 1}) == [True, True, False], "it holds some itself"
+    assert distance(pool, RequestWant(5, holders={"e1": 30, "i-c": 1}), [0, 1]) == [False, True], "one without it"
+
+
+def test_a_later_score_decides_among_those_that_are_equal_by_the_earlier_ones() -> None:
+    def score(*values: float) -> Callable[[Pool, Placeable, Sequence[int]], Sequence[float]]:
+        return lambda _, __, places: [values[place] for place in places]
+
+    rows = [candidate(name) for name in "abcd"]
+    some, all_equal = score(1, 2, 1, 1), score(3, 3, 3, 3)
+    unknown: Score = lambda _, __, ___: ()  # noqa: E731
+    assert routed(PlacementPolicy((some, score(3, 0, 2, 2))), *rows, turns=4) == ["c", "c", "c", "d"]
+    assert routed(PlacementPolicy((all_equal, unknown, some, score(3, 0, 2, 1))), *rows, turns=4) == ["d"] * 4
+    assert routed(PlacementPolicy((unknown,)), *rows, turns=4) == list("abcd")
+
+
+class Seconds:
+    """A second for each token."""
+
+    def alone(self, work: Work) -> Alone:
+        return Alone(work.tokens, work.tokens)
+
+    def pull_s(self, near_nbytes: int, far_nbytes: int) -> float:
+        return 0.0 * (near_nbytes + far_nbytes)
+
+
+def test_where_seconds_are_predicted_they_decide_and_not_tokens() -> None:
+    """Of b the seconds are few and the tokens many; of a it is the other way round."""
+    fast, slow = EncodeBacklog(Seconds(), wait_s=3.0), EncodeBacklog(Seconds(), wait_s=90.0)
+    rows = candidate("a", 9)._replace(backlog=slow), candidate("b", 900)._replace(backlog=fast)
+    rows = *rows, candidate("c", 5)._replace(backlog=EncodeBacklog(Seconds(), wait_s=2.0))
+    pool = Pool(rows, held=lambda _: (Holding("b"),))
+
+    def chosen(name: str, pool: Pool) -> str:
+        choices = place_items(pool, [Want(0, 5, 10, (b"cat", b""))], PLACEMENTS[name], Random(7))
+        assert not isinstance(choices, Shortage)
+        return choices[0].encoder
+
+    assert (chosen("predicted", pool), chosen("least-loaded", pool)) == ("b", "c")
+    busier = Pool([rows[0], rows[1]])
+    assert (chosen("predicted", busier), chosen("least-loaded", busier)) == ("b", "a")

@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from triptych.policy.backlog import Alone, EncodeBacklog, Work
 from triptych.policy.placement.affinity import Holding
+from triptych.policy.placement.filters import has_room
 from triptych.policy.placement.items import place_items
 from triptych.policy.placement.policy import LEAST_LOADED
 from triptych.policy.placement.pool import Candidate, Pool
@@ -110,3 +112,55 @@ def test_an_instance_on_probation_takes_one_more_item() -> None:
     pool = Pool([Candidate("a", True, 0, 0, probation=True)]).copy()
     pool.add(0, Want(0, 5, 5, (b"", b"")), 5, 5)
     assert not pool.open
+
+
+def test_an_instance_whose_room_has_shrunk_gets_nothing_that_does_not_fit() -> None:
+    pool = Pool([Candidate(name, True, available_bytes=100) for name in "ab"])
+    want = Want(0, 5, 50, (b"", b""))
+    assert list(has_room(pool, want, pool.all)) == [0, 1]
+    pool.put(0, 0, 1, 10, False, False)
+    assert list(has_room(pool, want, pool.all)) == [1]
+    pool.put(0, 0, 1, 50, False, False)
+    assert list(has_room(pool, want, pool.all)) == [0, 1]
+
+
+def test_an_instance_has_a_slot_while_it_has_fewer_items_than_its_limit() -> None:
+    pool = Pool([Candidate("a", True, 0, 9), Candidate("b", True, 0, 1, max_items=2)])
+    assert [pool.has_slot(place) for place in pool.all] == [True, True]
+    pool.put(1, 0, 2, 0, False, False)
+    assert [pool.has_slot(place) for place in pool.all] == [True, False]
+
+
+class OneSecondPerToken:
+    def alone(self, work: Work) -> Alone:
+        return Alone(work.tokens, work.tokens)
+
+    def pull_s(self, near_nbytes: int, far_nbytes: int) -> float:
+        return float(near_nbytes + far_nbytes)
+
+
+def test_work_is_priced_once_for_each_want() -> None:
+    pool, first, second = Pool(), Want(0, 5, 5, (b"", b"")), Want(1, 7, 5, (b"", b""))
+    speed, prices = OneSecondPerToken(), pool.prices(first)
+    assert prices[speed].alone.idle_s == 5
+    assert pool.prices(first) is prices
+    assert pool.prices(second)[speed].alone.idle_s == 7
+
+
+def test_an_item_more_is_in_the_predicted_seconds_unless_it_costs_nothing() -> None:
+    backlog = EncodeBacklog(OneSecondPerToken(), wait_s=10.0)
+    pool, want = Pool([Candidate("a", True, backlog=backlog)]), Want(0, 5, 5, (b"", b""))
+    pool.add(0, want, 0, 5)
+    assert pool.backlog == [backlog], "its embedding is there"
+    pool.add(0, want, 5, 5)
+    assert pool.backlog == [backlog._replace(wait_s=15.0)]
+
+
+def test_an_emptied_pool_has_all_its_room_and_nothing_pending() -> None:
+    row = Candidate("a", False, 50, 1, 200, 100, 2, instance_id="i-a")
+    pool = Pool([row], turn=3)
+    empty = row._replace(pending_tokens=0, pending=0, available_bytes=200)
+    assert (pool.emptied().candidates, pool.emptied().turn) == ([empty], 3)
+    assert pool.emptied(revived=True).candidates == [empty._replace(usable=True)]
+    assert pool.emptied(uncounted=True).candidates == [empty._replace(max_items=0)]
+    assert pool.candidates == [row]
