@@ -48,7 +48,7 @@ def charged(
         (ChargedStage.ENCODE, encode_s, isolated.encode_s),
         (ChargedStage.PREFILL, prefill_s, isolated.prefill_s),
     )
-    return tuple(stage for stage, took_s, alone_s in parts if took_s > scale * alone_s and took_s > 0)
+    return tuple(stage for stage, took_s, alone_s in parts if took_s > scale * alone_s)
 
 
 def wilson(part: int, whole: int, z: float = 1.645) -> tuple[float, float]:

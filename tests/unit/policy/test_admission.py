@@ -3,6 +3,7 @@ from typing import Any
 import pytest
 
 from triptych.domain.chat import ToolChoice
+from triptych.domain.continuation import ContinuedChoice
 from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
 from triptych.errors import ContextTooLong, InvalidRequest, Overloaded
 from triptych.policy.admission import (
@@ -11,6 +12,7 @@ from triptych.policy.admission import (
     ServerBounds,
     admit_anyway,
     check_capacity,
+    check_continued,
     check_items,
     check_priority,
     check_sampling,
@@ -271,3 +273,37 @@ def test_a_deadline_that_cannot_be_met_after_the_wait_is_refused_until_the_queue
 @pytest.mark.parametrize(("left_s", "wait_s", "service_s"), [(3.0, 1.6, 1.0), (3.0, 2.4, 0.0), (1.0, 0.0, 9.0)])
 def test_a_request_in_time_or_without_a_wait_is_not_refused(left_s: float, wait_s: float, service_s: float) -> None:
     check_wait(left_s=left_s, wait_s=wait_s, service_s=service_s)
+
+
+SEEDED = SamplingParams(n=3, seed=1, max_tokens=5)
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ((1, 0), r"choices \[1, 0\] are not some of 3 in their order"),
+        ((1, 1), r"choices \[1, 1\]"),
+        ((0, 3), r"choices \[0, 3\]"),
+    ],
+)
+def test_a_continuation_names_choices_of_the_request_in_their_order(choices: tuple[int, ...], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message) as caught:
+        check_continued(SEEDED, [ContinuedChoice(choice, (7,)) for choice in choices], 100)
+    assert caught.value.param == "continued"
+    check_continued(SEEDED, [ContinuedChoice(choice, (7,)) for choice in (0, 2)], 100)
+
+
+@pytest.mark.parametrize(("max_tokens", "context_length", "most"), [(5, 100, 5), (None, 8, 8), (20, 8, 8)])
+def test_only_a_choice_with_tokens_left_can_be_continued(
+    max_tokens: int | None, context_length: int, most: int
+) -> None:
+    sampling = SamplingParams(seed=1, max_tokens=max_tokens)
+    check_continued(sampling, [ContinuedChoice(0, (7,) * (most - 1))], context_length)
+    with pytest.raises(InvalidRequest, match=f"choice 0 has ended already, with {most} tokens"):
+        check_continued(sampling, [ContinuedChoice(0, (7,) * most)], context_length)
+
+
+def test_an_answer_without_a_seed_cannot_be_continued() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        check_continued(SamplingParams(), [ContinuedChoice(0, (7,))], 100)
+    assert caught.value.param == "seed"

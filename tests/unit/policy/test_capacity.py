@@ -68,6 +68,14 @@ def test_bursts_lower_the_capacity() -> None:
     assert even > poisson > bursts > 0
 
 
+def test_items_of_different_sizes_queue_longer_than_equal_ones_with_the_same_mean() -> None:
+    equal, different = (
+        encode_capacity(ENCODE, [ItemClass(tokens) for tokens in sizes], 5.0, max_items=1).per_s
+        for sizes in ((1050, 1050), (100, 2000))
+    )
+    assert 0 < different < 0.98 * equal
+
+
 @given(
     slo_s=st.floats(0.001, 5),
     more_s=st.floats(0, 5),
@@ -172,6 +180,7 @@ def test_measured_load_levels_lower_the_capacity_of_every_mix_in_proportion() ->
     costs = Costs(replace(ENCODER, load=levels))
     lowered = encode_capacity(costs, [ItemClass(200)], 0.3, max_items=4)
     assert lowered.tokens_per_s == pytest.approx(0.5 * alone.tokens_per_s)
+    assert lowered.busy_per_s == pytest.approx(0.5 * alone.busy_per_s)
     assert encode_capacity(costs, [ItemClass(400)], 0.3, max_items=4).per_s == pytest.approx(0.5 * other.per_s)
 
 
@@ -244,3 +253,8 @@ def test_measured_load_levels_lower_the_stage_that_they_are_of() -> None:
             for stage_costs in (costs, TEXT)
         )
         assert (bounded.per_s < free.per_s) is lowered
+
+
+def test_where_one_only_decodes_answers_of_one_token_there_is_no_capacity_to_speak_of() -> None:
+    with pytest.raises(ValueError, match="nothing in this mix costs time"):
+        apart(Role.D, 60.0, [RequestClass(prompt_tokens=512, output_tokens=1)])

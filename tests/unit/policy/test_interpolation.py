@@ -31,6 +31,8 @@ def test_outside_the_range_the_last_slope_continues_and_the_first_value_holds() 
     surface = Surface([(10, 1, 1.0), (10, 3, 2.0)])
     assert (surface.at(10, 5), surface.at(10, 0)) == (3.0, 1.0)
     assert [line.holds(x) for x in (9, 10, 20, 21)] == [False, True, True, False]
+    assert Line([(0, 2.0)]).at(30) == 2.0, "in proportion to nothing"
+    assert (Surface([(10, 2, 1.0)]).at(10, 6), Surface([(10, 0, 1.0)]).at(10, 6)) == (3.0, 1.0)
 
 
 def test_a_place_is_in_range_if_both_lines_around_it_have_it() -> None:
@@ -45,6 +47,13 @@ def test_a_place_is_in_range_if_both_lines_around_it_have_it() -> None:
 def test_a_smaller_measured_value_after_a_larger_one_is_raised() -> None:
     assert Line([(1, 5.0), (2, 3.0), (3, 6.0)]).at(2) == 5.0
     assert Surface([(1, 1, 5.0), (1, 2, 3.0)]).at(1, 2) == 5.0
+
+
+def test_where_lines_cross_the_larger_one_holds_from_there_on() -> None:
+    surface = Surface([(0, 1, 0.0), (10, 1, 10.0), (20, 1, 30.0), (0, 2, 5.0), (20, 2, 5.0)])
+    assert [surface.at(x, 2) for x in (2.5, 5, 7.5, 10, 30)] == pytest.approx([5.0, 5.0, 7.5, 10.0, 50.0])
+    beyond = Surface([(0, 1, 0.0), (10, 1, 10.0), (0, 2, 6.0), (10, 2, 11.0)])
+    assert [beyond.at(x, 2) for x in (11, 12, 20)] == pytest.approx([11.5, 12.0, 20.0]), "they cross at 12"
 
 
 def test_nothing_measured_is_an_error() -> None:

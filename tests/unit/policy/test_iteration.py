@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from triptych.domain.queue_position import AGEING_S, QueuePosition
-from triptych.policy.iteration import Iteration, by_queue_position, plan_iteration
+from triptych.policy.iteration import Iteration, by_queue_position, encode_first, plan_iteration
 from triptych.policy.queueing import by_slo
 
 PREFILL, ENCODE = Iteration(prefill=True, encode=False), Iteration(prefill=False, encode=True)
@@ -77,6 +77,25 @@ def test_neither_stage_waits_longer_than_its_bound(
     assert not pending
     for before, (ready, ran) in enumerate(order, 1):
         assert (ran - ready) * iteration_s <= PATIENCE_S + 2 * before * iteration_s
+
+
+# --- where items go first ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("encode_ready", "held_back_s", "expected"),
+    [
+        (False, None, PREFILL),
+        (False, 9.0, PREFILL),
+        (True, None, ENCODE),
+        (True, 0.49, ENCODE),
+        (True, 0.5, PREFILL),
+    ],
+)
+def test_a_lender_encodes_first_until_a_prompt_has_been_held_back_for_long(
+    encode_ready: bool, held_back_s: float | None, expected: Iteration
+) -> None:
+    assert encode_first(encode_ready=encode_ready, held_back_s=held_back_s, patience_s=PATIENCE_S) == expected
 
 
 # --- where nothing is decoded -------------------------------------------------------------------------------------------

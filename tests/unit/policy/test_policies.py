@@ -97,3 +97,14 @@ def test_the_orderings_differ_in_what_comes_first() -> None:
         "first-come": "long",
     }
     assert first("slo", 4.5) == "long", "the others are lost"
+
+
+@pytest.mark.parametrize(
+    ("encoder_routing", "text_routing", "predict"),
+    [("predicted", "least-loaded", True), ("least-loaded", "predicted", True), ("round-robin", "least-loaded", False)],
+)
+def test_seconds_are_predicted_if_items_or_requests_are_placed_by_them(
+    encoder_routing: str, text_routing: str, predict: bool
+) -> None:
+    names = PolicyNames(encoder_routing=encoder_routing, text_routing=text_routing)
+    assert Policies.named(names).predict is predict

@@ -149,6 +149,14 @@ def test_a_hybrid_names_what_either_part_lacks() -> None:
     facts = hybrid_facts(Profiles(None, BOTH.text), SLO, MIX, encoder=ENCODER_LIMITS, text=LIMITS)
     assert facts.capacity_per_s is None
     assert "profile of the encoder" in facts.missing
+    facts = hybrid_facts(Profiles(BOTH.encoder, None), SLO, MIX, encoder=ENCODER_LIMITS, text=LIMITS)
+    assert facts.capacity_per_s is None
+    assert "profile of the language model" in facts.missing
+    nothing_done = {"image-1024": replace(IMAGES, done=0, output_tokens=0)}
+    facts = hybrid_facts(BOTH, SLO, nothing_done, encoder=ENCODER_LIMITS, text=LIMITS)
+    assert (facts.capacity_per_s, facts.missing) == (None, ("finished requests in the last reports",))
+    late = hybrid_facts(BOTH, Slo.parse(["ttft=0.001s", "tbt=5x"]), MIX, encoder=ENCODER_LIMITS, text=LIMITS)
+    assert late.capacity_per_s is None
 
 
 def test_a_request_alone_takes_what_both_profiles_say() -> None:
@@ -159,6 +167,7 @@ def test_a_request_alone_takes_what_both_profiles_say() -> None:
     assert found.encode_s == pytest.approx(0.04 + 1e-9 * 200_000 + 1e-8 * 100_000)
     assert found.prefill_s == pytest.approx(0.01 + 1e-4 * 500)
     assert found.tbt_s == pytest.approx(0.011 + 1e-6 * 500)
+    assert found.ttft_s == found.encode_s + found.prefill_s, "the router's own work is not in profiles"
 
 
 @pytest.mark.parametrize(("encoders", "items"), [(1, 16), (2, 8), (3, 6), (16, 1), (40, 1)])

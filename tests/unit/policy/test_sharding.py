@@ -9,7 +9,17 @@ from triptych.domain.item_plan import ItemPlan
 from triptych.domain.media import MediaInfo, Modality, Shard
 from triptych.policy.placement.affinity import Holding
 from triptych.policy.placement.pool import Candidate, Pool
-from triptych.policy.sharding import Divisible, ShardLimits, cut, cut_into, in_shards, shards_of, tokens_of
+from triptych.policy.sharding import (
+    Divisible,
+    ShardLimits,
+    can_split,
+    cut,
+    cut_into,
+    in_shards,
+    never,
+    shards_of,
+    tokens_of,
+)
 
 LIMITS = ShardLimits(min_shard_tokens=100, max_shards=8)
 
@@ -136,3 +146,15 @@ def test_items_are_planned_in_shards_where_it_pays_or_shards_are_cached() -> Non
     held = {part.content: (Holding("e0"),) for part in cut_into(whole, 3)}
     known = Pool(pool(0, 0).candidates, held=lambda content: held.get(content, ()))
     assert in_shards((whole,), known, LIMITS) == cut_into(whole, 3)
+
+
+def test_only_an_item_with_units_and_tokens_for_two_shards_can_be_split() -> None:
+    assert can_split((plan((99, 100)), plan((100, 100))), LIMITS)
+    assert not can_split((plan((99, 100)), plan((400,))), LIMITS)
+    assert not can_split((plan((100, 100)),), replace(LIMITS, max_shards=1))
+    assert not can_split((plan((100, 100)),), replace(LIMITS, min_shard_tokens=0))
+
+
+def test_the_policy_that_splits_nothing_leaves_items_whole() -> None:
+    whole = plan((100,) * 4)
+    assert never([whole], pool(0, 0), LIMITS) == (whole,)
