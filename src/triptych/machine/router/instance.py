@@ -245,7 +245,7 @@ class Instance:
         """A credit adds so much preprocessing; or with a negative number ends it."""
         self.own_prepare_us += round(1e6 * prepare_s)
 
-    def take_back(self, stage: Stage, nbytes: int, kv_tokens: int = 0, report: int = 0) -> None:
+    def take_back(self, stage: Stage, nbytes: int, kv_tokens: int, report: int) -> None:
         """``report`` is the number of reports when the credit was granted."""
         stage_credits = self.stages[stage]
         self.credits -= 1

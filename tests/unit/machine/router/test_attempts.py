@@ -1,7 +1,11 @@
 """Attempts at text instances: which failures allow another one, and which error the client gets."""
 
+from dataclasses import replace
+
 import pytest
 
+from triptych.domain.embedding import Ticket
+from triptych.domain.kv_segment import KvPlacement, SealedSegment
 from triptych.errors import (
     EngineFailure,
     InstanceLost,
@@ -14,8 +18,8 @@ from triptych.errors import (
     Unavailable,
 )
 from triptych.machine.router.attempts import MOST_EXCUSED, Ending, TextAttempts
-from triptych.machine.router.request_events import AttemptKind
-from triptych.machine.router.shared_events import Grant
+from triptych.machine.router.request_events import Abort, AnswerTransferred, AttemptKind
+from triptych.machine.router.shared_events import Grant, LeasesTaken, Release
 
 
 def send(attempts: TextAttempts, credit: int = 7, name: str = "t1") -> None:
@@ -135,3 +139,85 @@ def test_an_instance_that_failed_an_early_prefill_is_avoided_until_no_other_is_u
     assert (attempts.error, attempts.early_has_failed) == (None, True)
     attempts.forgive()
     assert attempts.avoid == frozenset()
+    attempts.kept = Grant(8, None, "t1", "text-1")
+    assert attempts.early_tokens == 0, "they were sent to another place"
+
+
+def test_an_early_prefill_is_cancelled_when_its_place_is_given_up() -> None:
+    attempts = TextAttempts(3)
+    assert attempts.give_up_place(1.0, "no need") == []
+    attempts.kept = Grant(7, None, "t1", "text-1")
+    attempts.begin(AttemptKind.EARLY_PREFILL, attempts.kept, 0.0, 9)
+    assert attempts.give_up_place(1.0, "no need") == [Abort(7, "no need"), Release("t1", 7, (), "no need")]
+    attempts.validate()
+    assert (attempts.kept, attempts.current, attempts.early[0].ended) == (None, None, Ending.RELEASED)
+
+
+def test_only_an_early_prefill_is_stopped_early() -> None:
+    attempts = sent()
+    attempts.kept = Grant(8, None, "t2", "text-2")
+    assert attempts.stop_early(1.0, "all of it is sent") == []
+    assert (attempts.kept, attempts.has(7)) == (None, True)
+
+
+# --- answers that are handed over ------------------------------------------------------------------------------------
+
+TICKET = Ticket(bytes(32), "text-1", 1, 0, 64, 1, 0, (), 10, b"", 5.0)
+
+
+def hand_over(attempts: TextAttempts, *firsts: int, now_s: float = 1.0) -> list[object]:
+    """The attempt that runs ends with segments of ten positions from these on."""
+    segments = [
+        SealedSegment(KvPlacement(first, replace(TICKET, lease_id=b"reader %d" % first)), b"router %d" % first)
+        for first in firsts
+    ]
+    effects = attempts.transfer_kv(AnswerTransferred(7, "t1", tuple(segments), prefill_s=0.25), now_s)
+    attempts.validate()
+    return list(effects)
+
+
+def test_segments_are_held_until_they_are_released_once() -> None:
+    attempts = sent()
+    leases = (b"router 0", b"reader 0", b"router 10", b"reader 10")
+    assert hand_over(attempts, 0, 10) == [LeasesTaken("t1", leases)]
+    holder = attempts.kv_transferred
+    assert holder is not None
+    assert (holder.ended, holder.prefill_s, holder.covered_tokens) == (Ending.KV_TRANSFERRED, 0.25, 20)
+    assert attempts.segment_leases is holder.leases
+    assert [(segment.first, segment.ticket.address) for segment in attempts.send_segments()] == [(0, "t1"), (10, "t1")]
+    assert holder.leases is not None
+    assert holder.leases.is_sent
+    assert attempts.release_segments("over") == [Release("t1", None, leases, "over")]
+    assert (attempts.kv_transferred, attempts.segment_leases, holder.kv_segments) == (None, None, ())
+    assert (attempts.send_segments(), attempts.release_segments("over"), holder.release("over")) == ((), [], [])
+
+
+def test_new_segments_are_held_in_place_of_earlier_ones_unless_there_are_none() -> None:
+    attempts = sent()
+    hand_over(attempts, 0)
+    first = attempts.kv_transferred
+    send(attempts, 8)
+    assert hand_over(attempts) == []
+    assert attempts.kv_transferred is first
+    send(attempts, 9)
+    released, taken = hand_over(attempts, 0, 10)
+    assert isinstance(released, Release)
+    assert released.lease_ids == (b"router 0", b"reader 0")
+    assert isinstance(taken, LeasesTaken)
+    assert attempts.kv_transferred is attempts.sent[-1]
+
+
+def test_an_attempt_that_hands_over_or_is_left_is_one_with_the_next() -> None:
+    attempts = sent()
+    assert attempts.shown == 1
+    hand_over(attempts, 0)
+    assert attempts.shown == 1
+    send(attempts, 8, "t2")
+    assert attempts.shown == 1
+    attempts.end(Ending.MOVED, 2.0)
+    assert (attempts.shown, attempts.moves) == (1, 1)
+    send(attempts, 9, "t3")
+    attempts.fail(Overloaded("full"), 3.0)
+    assert attempts.shown == 1
+    send(attempts, 10, "t1")
+    assert attempts.shown == 2

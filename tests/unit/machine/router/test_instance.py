@@ -100,7 +100,7 @@ def test_an_encoders_load_is_its_report_plus_later_dispatches() -> None:
     assert candidate(made, ENCODE, 0.9).available_bytes == 0
     assert candidate(made, ENCODE, 1.0).available_bytes == 500
     made.work_ended(Stage.ENCODE, 7, made.reports)
-    made.take_back(Stage.ENCODE, 100)
+    made.take_back(Stage.ENCODE, 100, 0, made.reports)
     view = candidate(made, ENCODE, 1.0)
     assert (view.pending_tokens, view.pending, view.available_bytes, made.credits) == (50, 5, 600, 1)
 
@@ -185,3 +185,45 @@ def test_one_that_does_not_switch_serves_its_role_whatever_it_reports() -> None:
     made = instance(replace(INFO, role=Role.EPD))
     assert not made.reported(report(Stage.PREFILL))
     assert made.role is Role.EPD
+
+
+def test_room_that_is_given_back_is_available_again_and_its_pools_learn_of_it() -> None:
+    made, changed = instance(), set[str]()
+    made.give(Stage.ENCODE, 10, 300)
+    made.changed_in = (changed,)
+    assert candidate(made, ENCODE, 0.0).available_bytes == 700
+    made.work_ended(Stage.ENCODE, 10, made.reports)
+    changed.clear()
+    assert candidate(made, ENCODE, 0.0).available_bytes == 700
+    made.take_back(Stage.ENCODE, 300, 0, made.reports)
+    assert changed == {"a"}
+    assert candidate(made, ENCODE, 0.0).available_bytes == 1000
+
+
+def test_kv_memory_has_room_beside_its_own_answers_and_as_far_as_the_last_report_had_it_free() -> None:
+    made = instance(replace(INFO, role=Role.PD, kv_tokens=100))
+
+    def report_free(tokens: int, *, running: int) -> None:
+        made.reported(InstanceLoad({Stage.DECODE: StageLoad(5, running, free_tokens=tokens)}))
+
+    made.give(Stage.PREFILL, 30, 0, 10, 40)
+    assert made.kv_room == 60
+    report_free(50, running=1)
+    assert made.kv_room == 50, "others have some"
+    made.give(Stage.PREFILL, 10, 0, 10, 20)
+    assert made.kv_room == 30, "the report was before"
+    made.take_back(Stage.PREFILL, 0, 20, made.reports)
+    assert made.kv_room == 50
+    made.take_back(Stage.PREFILL, 0, 40, 0)
+    assert made.kv_room == 50
+    report_free(70, running=0)
+    assert made.kv_room == 100, "what is only cached makes way"
+
+
+def test_items_of_other_routers_take_as_long_to_prepare_as_its_own() -> None:
+    made = instance()
+    assert made.prepare_s(4) == 0.0, "nothing is known of them"
+    for _ in range(2):
+        made.prepares(0.25)
+        made.give(Stage.ENCODE, 10, 0)
+    assert made.prepare_s(4) == 1.0

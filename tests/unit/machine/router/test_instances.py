@@ -1,14 +1,17 @@
 from dataclasses import replace
 
+from tests.unit.policy.profiles import ENCODER
 from triptych.domain.embedding import DType
-from triptych.domain.instance import InstanceInfo, ModelInfo
+from triptych.domain.instance import InstanceInfo, ModelInfo, ServedPart
 from triptych.domain.membership import Member
-from triptych.domain.stage import Role
-from triptych.machine.router.instances import ENCODE, TEXT, Instances
+from triptych.domain.stage import ModelPart, Role, Stage
+from triptych.machine.router.backlogs import Backlogs
+from triptych.machine.router.instances import ANSWERS, ENCODE, TEXT, Instances
+from triptych.machine.router.relative_times import RelativeTimes
 
 MODEL = ModelInfo("m", "r", DType.F32, 8, 100)
 OTHER = replace(MODEL, revision="s")
-ROLES = {"e": Role.E, "t": Role.PD, "h": Role.EPD}
+ROLES = {"e": Role.E, "t": Role.PD, "h": Role.EPD, "p": Role.P, "d": Role.D}
 CAT = (b"cat", b"")
 
 
@@ -96,3 +99,67 @@ def test_one_process_is_used_under_the_address_used_so_far() -> None:
     made.by_name["t"].reachable = False
     made.review(0.0)
     assert usable(made) == ([], ["h"])
+
+
+def test_the_model_of_one_that_cannot_be_reached_is_given_up_for_that_of_the_first_that_can() -> None:
+    made = instances("e", "h", "t")
+    made.see(made.by_name["t"], info("t", model=replace(MODEL, revision="last")))
+    made.see(made.by_name["h"], info("h", model=OTHER))
+    assert not made.adopt_model(), "one serves it"
+    made.by_name["e"].reachable = False
+    assert made.adopt_model()
+    assert made.model == OTHER
+
+
+def test_work_shows_in_every_pool_that_an_instance_is_in() -> None:
+    made = instances("e", "h")
+    assert made.pool(ENCODE, 0.0).pending_tokens == made.pool(ENCODE, 0.0).pending_tokens == [0, 0]
+    made.by_name["h"].give(Stage.ENCODE, 5, 0)
+    made.by_name["h"].give(Stage.PREFILL, 7, 0)
+    assert made.pool(ENCODE, 0.0).pending_tokens == [0, 5]
+    assert made.pool(TEXT, 0.0).pending_tokens == [7]
+    made.validate()
+
+
+def test_where_answers_go_on_elsewhere_their_pool_is_as_current_as_that_of_prompts() -> None:
+    made = instances("p", "d", seen=False)
+    for name in "pd":
+        made.see(made.by_name[name], replace(info(name), continues=True, kv_block_tokens=16))
+    made.review(0.0)
+    assert (made.answering, made.kv_tokens, made.kv_block_tokens) == (ANSWERS, 10, 16)
+    assert made.texts(0.0).answers.pending_tokens == [0]
+    made.by_name["d"].give(Stage.DECODE, 5, 0)
+    prompts = made.texts(0.0)
+    assert (prompts.name, prompts.answers.name, prompts.answers.pending_tokens) == (["p"], ["d"], [5])
+
+
+def test_what_a_request_may_take_of_kv_memory_is_unknown_where_one_does_not_say() -> None:
+    made = instances("h", "t")
+    made.see(made.by_name["t"], info("t", kv_tokens=0))
+    made.review(0.0)
+    assert made.kv_tokens == 0
+    assert (instances("e").kv_tokens, instances("e").kv_block_tokens) == (0, 0)
+
+
+def test_the_parts_of_the_model_are_those_that_usable_instances_run() -> None:
+    made = instances("e", "t")
+    identity = ENCODER.identity
+    made.see(made.by_name["t"], replace(info("t"), parts=(ServedPart(replace(identity, hardware="other"), 4),)))
+    made.see(made.by_name["e"], replace(info("e"), parts=(ServedPart(identity, 4),)))
+    made.by_name["t"].draining = True
+    made.review(0.0)
+    assert made.parts == {ModelPart.ENCODER: identity}
+
+
+def test_predictions_of_all_instances_change_with_what_was_learned() -> None:
+    backlogs = Backlogs(lambda _: None, RelativeTimes(), RelativeTimes())
+    made = Instances(2, backlogs)
+    made.join(Member("e"))
+    made.see(made.by_name["e"], info("e"))
+    made.review(0.0)
+    assert made.pool(ENCODE, 0.0).backlog == [None]
+    for _ in range(8):
+        backlogs.encode_times.took("e", 100, 0.1)
+        backlogs.observed()
+    assert made.pool(ENCODE, 0.0).backlog != [None]
+    made.validate()

@@ -4,17 +4,24 @@ from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
+import pytest
+
 from tests.unit.machine.router.test_cluster import LIMITS, MODEL, Checked, text_granted
+from tests.unit.policy.profiles import DECODER, ENCODER
 from triptych.domain.embedding_hints import EmbeddingHints, hint_of_segment
-from triptych.domain.instance import InstanceInfo, InstanceLoad
+from triptych.domain.instance import InstanceInfo, InstanceLoad, ServedPart, TransportOffer
 from triptych.domain.kv_segment import KnownSegment
 from triptych.domain.membership import Member
-from triptych.domain.stage import Role
+from triptych.domain.profile import TransferRow
+from triptych.domain.stage import ModelPart, Role
 from triptych.machine.router.cluster import ClusterMachine
 from triptych.machine.router.cluster_events import InstanceSeen, InstanceSuspected, LoadReported, MemberJoined
 from triptych.machine.router.prompt_identity import PromptIdentity, PromptTokens
 from triptych.machine.router.shared_events import Grant, TextWanted
+from triptych.policy.costs import Costs
 from triptych.policy.policies import Policies, PolicyNames
+from triptych.policy.prefixes import PrefixGain
+from triptych.policy.speeds import Pulls
 
 SIZE = 64
 PROMPT = PromptTokens(tuple(range(10, 11 + 10 * SIZE)), b"")
@@ -103,3 +110,45 @@ def test_nothing_is_sent_where_it_cannot_be_used() -> None:
     hold(lost, "b", KEYS)
     lost.handle(InstanceSuspected("b"), 0)
     assert not sent(lost).prefix
+
+
+PROFILES = {
+    ModelPart.ENCODER: Costs(replace(ENCODER, transfer=(*ENCODER.transfer, TransferRow("tcp", 1 << 20, 0.5)))),
+    ModelPart.DECODER: Costs(DECODER),
+}
+
+
+def test_what_a_beginning_gains_is_priced_by_profiles() -> None:
+    gains: list[PrefixGain] = []
+
+    def policy(gain: PrefixGain) -> bool:
+        gains.append(gain)
+        return True
+
+    def described(name: str, epoch: int = 1) -> InstanceSeen:
+        parts = tuple(ServedPart(costs.profile.identity, 8) for costs in PROFILES.values())
+        offers = (TransportOffer("tcp", "far" if name == "c" else "near", b""),)
+        return InstanceSeen(name, info(name, epoch=epoch, parts=parts, offers=offers, kv_position_bytes=8192))
+
+    machine = Checked(
+        replace(LIMITS, max_embedding_hints=100),
+        replace(Policies.named(PolicyNames()), prefixes=policy),
+        Random(7),
+        arena_retry_s=0.5,
+        retry_after_s=2.0,
+        costs=lambda identity: PROFILES[identity.part],
+    )
+    for name in TEXTS:
+        machine.handle(MemberJoined(Member(name)), 0)
+        machine.handle(described(name), 0)
+    hold(machine, "b", KEYS[:3])
+    hold(machine, "c", KEYS[3:5])
+    pulls, decoder = Pulls(PROFILES[ModelPart.ENCODER]), PROFILES[ModelPart.DECODER]
+    pull_s = 3 * pulls.pull_s(SIZE * 8192, 0) + 2 * pulls.pull_s(0, SIZE * 8192)
+    compute_s = decoder.prefill_s(5 * SIZE, 0).value
+    assert len(sent(machine).prefix) == 5
+    assert gains == [PrefixGain(5 * SIZE, compute_s, pytest.approx(pull_s))]
+    machine.handle(described("a", epoch=2), 0)
+    sent(machine)
+    steps_s = (3 + 2) * decoder.decode_s(1, 5 * SIZE).value
+    assert gains[1:] == [PrefixGain(5 * SIZE, compute_s, pytest.approx(pull_s + steps_s))], "the first runs beside it"
