@@ -71,3 +71,8 @@ def test_the_usage_is_that_of_the_whole_answer() -> None:
 def test_a_choice_that_is_not_running_is_an_error(events: Sequence[ChatEvent]) -> None:
     with pytest.raises(InternalError, match="not running"):
         begin().take(events)
+
+
+def test_the_usage_of_an_answer_from_one_router_is_that_routers() -> None:
+    end: list[ChatEvent] = [TokenChunk((5,), "d"), ChoiceFinished(STOP), ChatFinished(Usage(9, 1, 4))]
+    assert begin().take(end) == end

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triptych.domain.membership import Member, MemberState
+from triptych.domain.membership import MAX_MEMBERS, Member, MemberState
 from triptych.domain.pool import Departure, MembershipDelta, Removal
 from triptych.machine.membership_view import MembershipView, ViewLimits
 
@@ -99,6 +99,14 @@ def test_members_that_do_not_register_again_are_given_up_once_most_others_have(v
     assert view.snapshot.members == (A, *suspected(B, C)), "two of three are lost"
     assert view.handle(MembershipDelta(2, 2, members=(B,)), 101.0)
     assert view.snapshot.members == (A, B)
+
+
+def test_the_longest_lost_one_is_dropped_when_members_become_too_many(view: MembershipView) -> None:
+    view.handle(removed(Departure.LOST, B), 1.0)
+    others = [Member(f"m{number}") for number in range(MAX_MEMBERS - 2)]
+    view.handle(full(*others, version=3), 2.0)
+    view.validate()
+    assert view.snapshot.members == (*others, *suspected(A, C))
 
 
 def test_a_delta_that_does_not_continue_the_known_version_is_ignored(view: MembershipView) -> None:

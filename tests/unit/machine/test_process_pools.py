@@ -1,3 +1,6 @@
+from dataclasses import replace
+from typing import Any
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
@@ -369,3 +372,43 @@ def test_sizes_that_follow_the_load_do_not_start_a_process_again_that_was_given_
     assert pools.phases["encoder-1"] is ProcessPhase.FAILED
     assert "encoder-1" not in started(pools.scale(4))
     assert pools.phases["encoder-1"] is ProcessPhase.FAILED
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        ({"first_backoff_s": 0.0}, "first_backoff_s"),
+        ({"first_backoff_s": 9.0}, "first_backoff_s"),
+        ({"stable_s": 0.0}, "must be positive"),
+        ({"start_timeout_s": 0.0}, "must be positive"),
+        ({"grace_s": 0.0}, "must be positive"),
+        ({"start_crashes": 0}, "at least 1"),
+        ({"most_ends": 0}, "at least 1"),
+        ({"max_processes": 0}, "at least 1"),
+    ],
+)
+def test_rules_without_sense_are_refused(rules: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(RULES, **rules)
+    smallest = RestartRules(1.0, 1.0, stable_s=0.1, start_timeout_s=0.1, grace_s=0.1, start_crashes=1, most_ends=1)
+    assert replace(smallest, max_processes=1).max_processes == 1
+
+
+def test_the_pools_are_due_when_a_process_is_to_be_started_or_killed_and_never_else() -> None:
+    pools = Pools()
+    assert pools.machine.due_s is None
+    pools.run(1)
+    assert pools.machine.due_s is None, "it runs"
+    pools(Remove("encoder", "encoder-1", 1))
+    pools(ProcessReady("encoder-2"))
+    assert pools.machine.due_s == RULES.grace_s
+    assert pools.later(RULES.grace_s) == [KillProcess("encoder-1", "not ended after 30 s")]
+    assert pools.machine.due_s is None, "it is killed already"
+
+
+def test_a_process_that_waits_to_be_started_again_can_be_removed() -> None:
+    pools = Pools()
+    pools.run(1)
+    pools.end("encoder-1")
+    assert pools(Remove("encoder", "encoder-1", 1)) == [StartProcess("encoder", "encoder-2", "1 wanted")]
+    assert pools.phases == {"encoder-2": ProcessPhase.STARTING}

@@ -21,6 +21,8 @@ def test_without_experience_it_is_the_least() -> None:
     assert turnover.refuse("a", 0.0) == LEAST_S
     turnover.free(1, 1.0)
     assert turnover.refuse("a", 100.0) == LEAST_S, "what is long ago tells nothing"
+    turnover.free(1000, 101.0)
+    assert turnover.after_s(50_000, 200.0) == LEAST_S
 
 
 @pytest.mark.parametrize("per_s", [0.5, 4.0, 100.0])
@@ -36,6 +38,13 @@ def test_what_needs_more_waits_longer() -> None:
     turnover = used(10.0, amount=100)
     assert turnover.after_s(5_000, 20.0) == pytest.approx(5.0, rel=0.05)
     assert turnover.after_s(1_000, 20.0) == pytest.approx(1.0, rel=0.05), "what is large is not before what is small"
+
+
+def test_of_many_releases_the_last_ones_count() -> None:
+    turnover = Turnover()
+    for number in range(400):
+        turnover.free(1000 if number < 100 else 1, number / 20)
+    assert turnover.after_s(200, 20.0) == pytest.approx(10.0, rel=0.05), "20 per second"
 
 
 def test_time_in_which_nothing_is_freed_counts() -> None:

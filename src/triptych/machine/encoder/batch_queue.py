@@ -287,10 +287,7 @@ class BatchQueue:
 
     def _in_order(self, keys: Iterable[Key], now_s: float) -> list[Key]:
         """The keys by the queue positions of their entries."""
-        ordered = list(keys)
-        if len(ordered) > 1:
-            ordered.sort(key=lambda key: (self._entries[key].queue_position(now_s), key))
-        return ordered
+        return sorted(keys, key=lambda key: (self._entries[key].queue_position(now_s), key))
 
     @property
     def _preparing(self) -> list[Modality]:

@@ -33,5 +33,16 @@ def test_numbers_go_on_after_those_of_another_leader_and_never_back() -> None:
     log.resume((record(5), record(6), record(7)), {6: 10.0, 7: 4.0}, 100.0)
     assert [(record.number, record.age_s) for record in log.records(101.0)] == [(6, 11.0), (7, 5.0)]
     assert log.next_number() == 8
+    log.add(record(8), 101.0)
     log.resume((record(3),), {}, 100.0)
+    assert [(record.number, record.age_s) for record in log.records(102.0)] == [(3, 2.0)]
     assert log.next_number() == 9
+
+
+def test_a_decision_that_is_replaced_before_anything_came_of_it_says_so() -> None:
+    log = DecisionLog(4)
+    for outcome in (DecisionOutcome.DONE, DecisionOutcome.PENDING, DecisionOutcome.PENDING):
+        log.add(record(log.next_number(), outcome), 0.0)
+    assert [(record.number, record.detail) for record in log.replace_pending("by 4")] == [(2, "by 4"), (3, "by 4")]
+    assert [record.outcome for record in log.records(0.0)] == [DecisionOutcome.DONE, *[DecisionOutcome.REPLACED] * 2]
+    assert log.replace_pending("by 5") == []

@@ -101,3 +101,19 @@ def test_one_that_encodes_and_decodes_is_charged_with_the_worse_objective() -> N
     assert Demand(Role.ED, facts, reports).observe(SEEN, 1.0).attainment == Judged(9, 1), (
         "no image was late, but tokens were"
     )
+
+
+def test_a_manager_that_comes_to_an_idle_pool_knows_the_mix_of_the_last_minutes() -> None:
+    reports = RouterReports()
+    for at_s in range(1, 101):
+        reports.accept("r", told(at_s, arrivals=10 if at_s < 50 else 0), float(at_s))
+    view = Demand(Role.E, facts, reports).observe(SEEN, 100.0)
+    assert (load(view).short_per_s, view.facts.capacity_per_s) == (0.0, 500.0)
+    assert 0 < load(view).long_per_s < 1000
+
+
+def test_where_nobody_waits_for_a_first_token_no_burst_is_absorbed() -> None:
+    reports = RouterReports()
+    reports.accept("r", told(1), 1.0)
+    view = Demand(Role.E, lambda _: PoolFacts(500.0), reports).observe(SEEN, 1.0)
+    assert load(view).peak_per_s == max(load(view).burst_per_s, load(view).short_per_s)

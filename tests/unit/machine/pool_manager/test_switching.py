@@ -55,6 +55,17 @@ def test_trends_begin_anew_after_an_interruption_and_the_rest_goes_on() -> None:
     assert ordered(machine, 31.0, 25.0)
 
 
+def test_there_is_no_trend_of_a_stage_that_was_not_seen_before() -> None:
+    machine = SwitchMachine(replace(LIMITS, switch_windows=1))
+    encode, decode = seen(18.0)
+    machine.handle([encode], 0.0)
+    assert machine.handle([encode, decode], 1.0) == []
+    grown = replace(decode, held=1.0)
+    machine.handle([encode, grown], 2.0)
+    machine.forget()
+    assert machine.handle([encode, decode], 3.0) == [], "17 more than before the interruption is none either"
+
+
 def test_answers_that_become_longer_get_three_of_five_encoders_within_seconds() -> None:
     """The experiment of EPD-Serve (table 6): 10 requests with 50 output tokens, then 90 with 500, 3 per second."""
 

@@ -13,6 +13,7 @@ from triptych.domain.instance import InstanceInfo, InstanceLoad, ModelInfo, Serv
 from triptych.domain.membership import Member
 from triptych.domain.profile import ProfileIdentity, TransferRow
 from triptych.domain.stage import ModelPart, Role, Stage
+from triptych.machine.router.backlogs import Backlogs
 from triptych.machine.router.cluster import ClusterMachine
 from triptych.machine.router.cluster_events import (
     ClusterEffect,
@@ -23,7 +24,9 @@ from triptych.machine.router.cluster_events import (
     MemberLeft,
 )
 from triptych.machine.router.cluster_limits import ClusterLimits
+from triptych.machine.router.instance import Instance
 from triptych.machine.router.instances import ENCODE, TEXT
+from triptych.machine.router.relative_times import RelativeTimes
 from triptych.machine.router.shared_events import (
     CreditReturned,
     CreditsWanted,
@@ -214,3 +217,47 @@ def test_without_profiles_it_learns_how_long_first_tokens_take() -> None:
     assert names[-50:] == ["t1"] * 50
     machine.handle(MemberLeft("t1"), now_s)
     assert granted(machine.handle(TextWanted(999, 500, max_tokens=20), now_s)).name == "t0"
+
+
+def backlogs(costs: Callable[[ProfileIdentity], Costs | None]) -> tuple[Backlogs, Instance]:
+    """Of one text instance."""
+    instance = Instance(Member("t"))
+    instance.seen(InstanceInfo("i-t", 1, Role.PD, MODEL, 1 << 30, (), parts=(WRITES,)))
+    made = Backlogs(costs, RelativeTimes(), RelativeTimes())
+    made.review({"t": instance}, {})
+    return made, instance
+
+
+def test_what_was_learned_is_used_more_and_more_rarely() -> None:
+    made, _ = backlogs(unknown)
+    refreshed = []
+    for number in range(1, 200):
+        if number % 2:
+            made.observed()
+        else:
+            made.prompted(100)
+        if made.refresh():
+            refreshed.append(number)
+    assert refreshed == [8, 24, 56, 120, 184]
+
+
+def test_steps_are_predicted_for_prompts_of_the_mean_length_as_a_power_of_two() -> None:
+    made, instance = backlogs(by_profiles)
+
+    def step_s() -> float:
+        found = made.of_text(instance)
+        assert isinstance(found, TextBacklog)
+        assert (found.slowness, found.instance_id) == (1.0, "i-t")
+        return found.step_s
+
+    for _ in range(8):
+        made.observed()
+    assert not made.refresh(), "the profile knows all but the length of prompts"
+    assert step_s() == pytest.approx(Costs(DECODER).decode_s(1, 1).value)
+    for tokens in (1000,) * 15 + (1400,):
+        made.prompted(tokens)
+    assert made.refresh()
+    assert step_s() == pytest.approx(Costs(DECODER).decode_s(1, 1024).value)
+    for _ in range(32):
+        made.prompted(1000)
+    assert not made.refresh(), "nothing has changed"

@@ -105,3 +105,35 @@ def test_leases_without_a_credit_hold_their_instance() -> None:
         ledger.validate()
     ledger.forget("t")
     ledger.validate()
+
+
+def test_the_memory_of_an_answer_that_will_be_handed_over_is_promised_elsewhere() -> None:
+    pool = instances()
+    ledger, text = CreditLedger(pool), pool.by_name["t"]
+    kept, handed = (
+        ledger.grant(Credit(1, "t", Stage.PREFILL, None, 5, 0, kv_tokens=60, transfers_kv=transfers_kv), None, 0.0)
+        for transfers_kv in (False, True)
+    )
+    assert (text.own_kv_tokens, ledger.promised_kv_tokens) == (60, 60)
+    ledger.give_back(kept.credit)
+    assert (text.own_kv_tokens, ledger.promised_kv_tokens) == (0, 60)
+    ledger.give_back(handed.credit)
+    assert (text.own_kv_tokens, ledger.promised_kv_tokens) == (0, 0)
+    ledger.validate()
+
+
+def test_suspects_are_the_calls_of_a_request_until_they_have_computed_something_or_end() -> None:
+    ledger = CreditLedger(instances())
+    for request in (1, 1, 2, 2):
+        ledger.grant(Credit(request, "t", Stage.PREFILL, None, 5, 0), None, 0.0)
+    ledger.grant(Credit(3, "t", Stage.PREFILL, None, 5, 0), None, 0.0, suspect=True)
+    assert ledger.suspects.keys() == {5}
+    ledger.work_ended(1)
+    ledger.suspect(1)
+    assert ledger.suspects.keys() == {2, 5}, "one has ended before"
+    ledger.is_cleared(2)
+    ledger.work_ended(5)
+    assert not ledger.suspects
+    ledger.suspect(2)
+    ledger.forget("t")
+    assert not ledger.suspects

@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -112,7 +113,8 @@ def test_a_text_instances_load_is_its_report_plus_later_dispatches_or_its_own_wo
     view = candidate(made, TEXT, 0.0)
     assert (view.pending_tokens, view.pending, view.arena_bytes) == (120, 3, 0)
     made.reported(InstanceLoad({Stage.PREFILL: StageLoad(10, 1), Stage.DECODE: StageLoad(30, 1)}))
-    assert candidate(made, TEXT, 0.0).pending_tokens == 120, "two of its requests are still on their way"
+    view = candidate(made, TEXT, 0.0)
+    assert (view.pending_tokens, view.pending) == (120, 3), "two of its requests are still on their way"
     made.reported(InstanceLoad({Stage.PREFILL: StageLoad(200, 5), Stage.DECODE: StageLoad(30, 1)}))
     made.give(Stage.PREFILL, 5, 0, 2)
     view = candidate(made, TEXT, 0.0)
@@ -227,3 +229,29 @@ def test_items_of_other_routers_take_as_long_to_prepare_as_its_own() -> None:
         made.prepares(0.25)
         made.give(Stage.ENCODE, 10, 0)
     assert made.prepare_s(4) == 1.0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda made: made.give(Stage.ENCODE, 1, 1),
+        lambda made: made.work_done(Stage.ENCODE, 1, 0),
+        lambda made: made.work_ended(Stage.ENCODE, 1, 0),
+        lambda made: made.take_back(Stage.ENCODE, 1, 0, 0),
+        lambda made: made.reported(report(Stage.ENCODE)),
+        lambda made: made.refused_memory(1.0),
+        lambda made: made.back_off(Stage.ENCODE, BackoffReason.ENGINE, 0.0, first_s=1.0, longest_s=5.0),
+        lambda made: made.probe(Stage.PREFILL, 8, 1.0),
+        lambda made: made.probe_ended(Stage.PREFILL, 7),
+        lambda made: made.worked(Stage.PREFILL, BackoffReason.ENGINE),
+        lambda made: made.review(MODEL),
+    ],
+)
+def test_its_pools_learn_of_every_change(change: Callable[[Instance], object]) -> None:
+    made, changed = instance(), set[str]()
+    made.back_off(Stage.PREFILL, BackoffReason.ENGINE, 0.0, first_s=0.5, longest_s=5.0)
+    made.probe(Stage.PREFILL, 7, 1.0)
+    candidate(made, ENCODE, 1.0)
+    made.changed_in = (changed,)
+    change(made)
+    assert changed == {"a"}

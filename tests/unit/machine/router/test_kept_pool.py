@@ -202,6 +202,16 @@ def test_a_row_is_put_again_when_its_time_is_up() -> None:
         [0, 100, 100],
         [100, 100, 100],
     ]
+    assert put(machine, 1.6) == [], "it holds from now on"
+
+
+def test_a_pool_is_shared_once_its_instances_report_much_of_other_routers() -> None:
+    machine = cluster()
+    assert not machine.instances.pool(ENCODE, 0.0).shared
+    for _ in range(9):
+        machine.handle(LoadReported("a", InstanceLoad({Stage.ENCODE: StageLoad(5, 3)})), 0.0)
+    assert machine.instances.pool(ENCODE, 0.0).shared
+    assert not machine.instances.pool(TEXT, 0.0).shared
 
 
 def test_a_row_that_has_fallen_behind_is_noticed() -> None:

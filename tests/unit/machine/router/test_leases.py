@@ -13,7 +13,7 @@ from triptych.domain.media import MediaInfo, Modality
 from triptych.machine.router.attempts import TextAttempt
 from triptych.machine.router.leases import AttemptLeases, leases_of
 from triptych.machine.router.request_events import Abort, AttemptKind, Renew
-from triptych.machine.router.shared_events import Grant, LeasesTaken, Release
+from triptych.machine.router.shared_events import Grant, LeasesTaken, Release, released_together
 
 TICKET = Ticket(
     key=bytes(32),
@@ -237,3 +237,8 @@ def test_all_leases_that_may_be_held_are_returned_once() -> None:
     assert isinstance(released, Release)
     assert {*leases_of([sealed(0, 10)]), *renew.lease_ids} == set(released.lease_ids)
     assert attempt.release("again") == []
+
+
+def test_releases_at_one_instance_are_one_call_for_all_leases_and_credits() -> None:
+    releases = [Release("e", 7, (b"1", b"2")), Release("e", None, (b"3",)), Release("e", 0, ())]
+    assert released_together(releases) == ((b"1", b"2", b"3"), (7, 0))

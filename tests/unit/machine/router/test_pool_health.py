@@ -99,6 +99,12 @@ def test_an_encoder_that_is_slow_is_in_backoff_and_the_percentiles_start_over() 
     assert made.times.tail_s(10) > 100.0, "unknown: they included the slow one"
 
 
+def test_an_encoder_is_compared_with_the_others_and_not_with_itself() -> None:
+    made = pool("ab")
+    assert learn(made, "ab", slow="b")
+    assert health(made, "b").reason is BackoffReason.LATENCY
+
+
 def test_without_a_factor_no_encoder_is_slow() -> None:
     made = pool("abc", factor=0.0)
     assert not learn(made, "abc", slow="a")

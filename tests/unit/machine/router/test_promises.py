@@ -52,6 +52,16 @@ def test_who_comes_early_gets_no_further_place_and_takes_none_of_others() -> Non
     assert not promises.is_due(7, place_s + APART_S)
 
 
+def test_what_is_past_is_forgotten_whoever_comes_again_and_again() -> None:
+    promises = Promises()
+    for content in (7, 8):
+        promised(promises, content)
+    for _ in range(100):
+        promised(promises, 7, now_s=0.1)
+    promised(promises, 9, now_s=50.0)
+    assert len(promises) == 2, "8 is past"
+
+
 def test_equal_requests_are_told_different_times() -> None:
     promises = Promises()
     told = [promised(promises, 7) for _ in range(3)]

@@ -43,3 +43,33 @@ def test_an_instance_is_as_slow_as_its_times_beside_those_of_all() -> None:
     assert times.slowness("c") == 1.0
     times.forget("b")
     assert times.slowness("b") == 1.0
+
+
+def test_a_time_says_how_it_compares_once_eight_with_as_many_pending_tokens_are_known() -> None:
+    times = RelativeTimes()
+    assert times.relative(100, 0.1) is None
+    assert [times.took("a", 100, 0.1) for _ in range(8)] == [None] * 8
+    assert times.relative(100, 0.3) == pytest.approx(3.0)
+    assert times.took("a", 100, 0.3) == pytest.approx(3.0)
+    assert times.relative(100, 0.3) == pytest.approx(3.0, rel=0.3), "one more does not change the mean much"
+    assert times.relative(1000, 0.3) is None
+
+
+def test_an_instance_is_slow_beside_the_median_of_others_of_which_enough_is_known() -> None:
+    times = RelativeTimes()
+    for _ in range(8):
+        times.took("a", 100, 0.1)
+    for _ in range(7):
+        times.took("b", 100, 0.9)
+    assert times.slowness("b") == 1.0
+    assert not times.is_slow("b", ["a"], 2.0), "too little is known of it"
+    times.took("b", 100, 0.9)
+    assert times.slowness("b") > 2.0
+    assert not times.is_slow("b", ["a"], 2.0), "nothing was comparable yet of the other"
+    for _ in range(8):
+        times.took("a", 100, 0.1)
+    assert times.is_slow("b", ["a"], 2.0)
+    assert not times.is_slow("a", ["b"], 2.0)
+    assert not times.is_slow("b", ["c"], 2.0), "nothing is known of the others"
+    assert times.was_slow(9.0, ["a", "c"], 2.0)
+    assert not times.was_slow(0.3, ["a", "c"], 2.0)

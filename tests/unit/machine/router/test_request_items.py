@@ -145,6 +145,25 @@ def test_credits_and_leases_are_released_once() -> None:
         assert [type(effect) for effect in under_way.release("over", 2.0)] == [Abort, Release]
 
 
+def test_the_beginning_for_a_reader_ends_before_the_first_item_that_is_missing() -> None:
+    """The second item has two shards, which count together."""
+    made, leases = RequestItems(), count()
+    shards = [replace(plan(1), start=start, shard=Shard(first, 2, 4)) for start, first in ((10, 0), (14, 2))]
+    made.add([replace(plan(0), start=3), *shards, replace(plan(2), start=20)])
+    for item in made.all:
+        grant = Grant(item.index, item.index, "e", "i-e")
+        item.begin(grant, FIRST_COME, lambda: b"%d" % next(leases), 0.0, 10.0)
+    assert made.beginning() == (0, 3)
+    encode(made, 0)
+    encode(made, 1)
+    assert made.beginning() == (1, 10)
+    encode(made, 2)
+    assert made.beginning() == (3, 20)
+    encode(made, 3)
+    identified = [(item.start, item.tokens) for item in made.identified()]
+    assert [start for start, _ in identified] == [3, 10, 20]
+
+
 SHARD = replace(plan(1), start=1, shard=Shard(first=2, count=3, of=8))
 
 
@@ -178,7 +197,8 @@ def test_the_timeline_has_the_reports_of_encoder_and_receiver() -> None:
     assert (line.queue_s, line.encode_s) == (0.5, 0.25)
     assert (line.pull_backend, line.pull_bytes, line.pull_s, line.text_cached) == ("shm", 128, 0.5, True)
     line = RequestItem(0, SHARD).timeline(None)
-    assert (line.encoder, line.pull_backend, line.text_cached) == ("", "", False)
+    assert (line.encoder, line.encoder_cached, line.pull_backend, line.text_cached) == ("", False, "", False)
+    assert (line.queue_s, line.encode_s, line.pull_s) == (0.0, 0.0, 0.0)
 
 
 def test_what_an_item_has_cost_is_told_by_how_its_attempts_ended() -> None:

@@ -121,6 +121,35 @@ def test_until_the_rate_is_known_a_request_counts_as_a_tenth_of_a_second() -> No
     assert [stage.enter(A, per_s=None).share.behind_s for _ in range(3)] == pytest.approx([0.0, 0.2, 0.4])
 
 
+def test_tenants_that_were_idle_are_remembered_up_to_the_bound_and_forgotten_by_halves() -> None:
+    stage = Stage()
+    stage.enter(B)
+    for number in range(MAX_IDLE):
+        stage.shares.leave(stage.enter(Tenant(f"tenant-{number}")), served=True)
+    assert stage.shares.accounts == MAX_IDLE + 1, "those that are idle, and the one that waits"
+    stage.shares.leave(stage.enter(Tenant("one more")), served=True)
+    assert stage.shares.accounts == MAX_IDLE // 2 + 2
+
+
+def test_a_tenants_part_is_its_weight_beside_all_that_wait() -> None:
+    stage, heavy = Stage(), Tenant("heavy", 3.0)
+    assert stage.shares.part(A) == 1.0
+    stage.enter(heavy)
+    assert (stage.shares.part(A), stage.shares.part(heavy)) == (0.25, 1.0)
+    stage.enter(A)
+    assert (stage.shares.part(A), stage.shares.part(heavy)) == (0.25, 0.75)
+
+
+def test_the_work_of_a_tenant_is_counted_by_priority() -> None:
+    stage = Stage()
+    place = stage.shares.enter(A, 0, 5, PER_S, 0.0, alone=False)
+    stage.shares.enter(A, 1, 7, PER_S, 0.0, alone=False)
+    assert [stage.shares.waiting_work("a", priority) for priority in (0, 1, 2)] == [(5, 0), (7, 5), (0, 12)]
+    stage.shares.leave(place, served=False)
+    assert stage.shares.waiting_work("a", 1) == (7, 0)
+    assert stage.shares.waiting_work("nobody", 1) == (0, 0)
+
+
 class Steps(RuleBasedStateMachine):
     """The accounts add up after any steps, and two that always want more get equal work."""
 

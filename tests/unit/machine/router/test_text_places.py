@@ -6,6 +6,7 @@ from random import Random
 import pytest
 
 from tests.unit.machine.router.test_cluster import LIMITS, MODEL, Checked, refused, text_granted
+from triptych.domain.generation import Finished, FinishReason
 from triptych.domain.instance import InstanceInfo, InstanceLoad, StageLoad, TransportOffer
 from triptych.domain.membership import Member
 from triptych.domain.queue_position import QueuePosition
@@ -20,17 +21,21 @@ from triptych.machine.router.cluster_events import (
     MemberJoined,
     MemberLeft,
 )
+from triptych.machine.router.request_events import TextReported
 from triptych.machine.router.shared_events import (
     CallFailed,
     CreditReturned,
     CreditsAbandoned,
+    CreditsWanted,
     FirstToken,
     Grant,
     Granted,
+    Moved,
     TextPoolLost,
     TextWanted,
 )
 from triptych.machine.router.text_places import MOST_TOGETHER
+from triptych.policy.placement.wants import Want
 from triptych.policy.policies import Policies, PolicyNames
 
 EXPECTED = 16
@@ -130,6 +135,7 @@ def test_the_work_of_a_prompt_is_where_it_is_prefilled_and_that_of_its_answer_wh
     answer = go_on(machine, "p", covered=48)
     machine.handle(CreditReturned(prompt.credit), 0)
     assert 2 < decode.pending_tokens(Stage.DECODE) <= 2 + EXPECTED
+    assert decode.pending_tokens(Stage.PREFILL) == 0, "the rest of the prompt is a step of its answer"
     assert (decode.requests, prefill.requests) == (1, 0)
     assert decode.own_kv_tokens == pytest.approx(50 + EXPECTED, abs=2)
     machine.handle(FirstToken(answer.credit), 0)
@@ -312,3 +318,62 @@ def test_an_engine_that_fails_in_decoding_is_in_backoff_there() -> None:
     grant = go_on(machine, "p")
     machine.handle(CallFailed(grant.credit, grant.name, InstanceLost("gone")), 0)
     assert {go_on(machine, "p", number).name for number in range(4)} == {"d", "e"} - {grant.name}
+
+
+def test_answers_are_expected_to_be_as_long_as_earlier_ones_of_the_same_model() -> None:
+    machine = cluster(seen("t", Role.PD))
+
+    def expected() -> int:
+        """Tokens that one more answer adds to what is to be decoded."""
+        grant = want(machine)
+        tokens = machine.instances.by_name["t"].pending_tokens(Stage.DECODE)
+        machine.handle(CreditReturned(grant.credit), 0)
+        return tokens
+
+    assert expected() == EXPECTED
+    for number in range(400):
+        grant = want(machine, number)
+        machine.handle(TextReported(grant.credit, Finished(FinishReason.STOP, 1, 0.0, 0.0)), 0)
+        machine.handle(CreditReturned(grant.credit), 0)
+    assert expected() < 5
+    machine.handle(MemberJoined(Member("u")), 0)
+    machine.handle(seen("u", Role.PD), 0)
+    assert expected() < 5, "the model is the same"
+    machine.handle(MemberLeft("u"), 0)
+    other = seen("t", Role.PD)
+    model = replace(MODEL, model_id="other")
+    machine.handle(InstanceSeen("t", replace(other.info, model=model)), 0)
+    assert expected() == EXPECTED
+
+
+def test_a_request_moves_to_a_lender_that_is_idle_and_leaves_it_when_items_come() -> None:
+    limits = replace(LIMITS, lend_above=2, max_lent=2, lent_patience_s=1.0)
+    policies = Policies.named(PolicyNames(lending="idle"))
+    machine = Checked(limits, policies, Random(7), arena_retry_s=0.5, retry_after_s=2.0)
+    for instance in (seen("h", Role.EPD), seen("t", Role.PD)):
+        machine.handle(MemberJoined(Member(instance.name)), 0)
+        machine.handle(instance, 0)
+
+    def item(number: int, now_s: float) -> Grant:
+        wanted = CreditsWanted(number, (Want(0, 5, 10, (b"%d" % number, b"")),), wait=False)
+        (granted,) = [effect for effect in machine.handle(wanted, now_s) if isinstance(effect, Granted)]
+        return granted.grants[0]
+
+    first = item(90, 0.0)
+    places = [want(machine, number) for number in range(4)]
+    assert {place.name for place in places} == {"t"}
+    moved = [effect for effect in machine.handle(CreditReturned(first.credit), 0) if isinstance(effect, Moved)]
+    assert [(effect.request, effect.grant and effect.grant.name) for effect in moved] == [(3, "h"), (2, "h")]
+    assert machine.lending.lent == {"new": 0, "moved": 2, "continued": 0}
+    for move in moved:
+        assert move.grant is not None
+        machine.handle(CreditReturned(move.credit), 0)
+        assert want(machine, move.request, kept_credit=move.grant.credit, moves=1).credit == move.grant.credit
+    item(91, 1.0)
+    left: list[Moved] = []
+    for now_s in (1.0, 1.9, 2.0):
+        assert not left
+        effects = machine.handle(LoadReported("t", InstanceLoad({})), now_s)
+        left = [effect for effect in effects if isinstance(effect, Moved)]
+    assert {(effect.request, effect.grant) for effect in left} == {(2, None), (3, None)}
+    assert machine.lending.taken_back["held_up"] == 2
