@@ -44,6 +44,7 @@ def test_what_was_not_measured_costs_nothing_and_says_so() -> None:
         Costs(replace(ENCODER, transfer=())).prefill_s(1),
     ):
         assert estimate == Estimate(0.0, frozenset({CostWarning.NOT_MEASURED}))
+    assert ENCODE.decode_steps_s(1, 1, 3) == [0.0] * 3
     unknown = replace(ENCODER, measured=replace(MEASURED, start_s=0.0))
     assert Costs(unknown).start_s().warnings == {CostWarning.NOT_MEASURED}
 

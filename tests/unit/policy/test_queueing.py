@@ -218,3 +218,8 @@ def test_a_batch_is_as_long_as_its_bounds_allow(
     assert length <= 1 or fits(length)
     if 0 < length < min(len(sizes), max_items):
         assert not fits(length + 1)
+
+
+def test_a_request_that_has_missed_its_objective_is_due_again_after_four_times_that() -> None:
+    position = by_slo(priority=0, deadline_s=900.0, arrived_s=100.0, arrival=0, due_s=101.0)
+    assert position.aged_s == 104.0

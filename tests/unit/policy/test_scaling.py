@@ -90,7 +90,8 @@ def test_a_wait_takes_what_is_starting_into_account() -> None:
     assert predicted_wait_s(growing, load(0, waiting=400)) == 2.0
     assert predicted_wait_s(growing, load(0, waiting=2400)) == 11.0
     assert predicted_wait_s(replace(VIEW, instances=()), load(0, waiting=1)) == float("inf")
-    assert predicted_wait_s(replace(VIEW, facts=PoolFacts()), load(0, waiting=1)) is None
+    for unknown in (PoolFacts(), PoolFacts(0.0)):
+        assert predicted_wait_s(replace(VIEW, facts=unknown), load(0, waiting=1)) is None
 
 
 def test_attainment_below_its_threshold_grows_the_pool_at_once() -> None:
@@ -462,3 +463,21 @@ def test_sizes_wait_until_a_switch_shows() -> None:
     assert (decision.target, decision.why) == (2, Why.SETTLING)
     assert decide(replace(VIEW, load=load(301), since_switch_s=11.0), LIMITS).target == 4
     assert decide(replace(LOW, since_switch_s=9.0), LIMITS).target == 2
+
+
+def test_a_report_counts_up_to_its_largest_age() -> None:
+    at_most = replace(VIEW, load=load(301), report_age_s=LIMITS.report_stale_s)
+    assert decide(at_most, LIMITS).target == 4
+    assert decide(replace(at_most, report_age_s=LIMITS.report_stale_s + 0.1), LIMITS).why is Why.NO_REPORT
+
+
+def test_a_size_that_was_asked_for_is_kept_within_the_bounds_which_are_named_then() -> None:
+    inside, beyond = (decide(replace(VIEW, override=Override(size, 60.0)), LIMITS) for size in (5, 30))
+    assert (inside.target, beyond.target) == (5, 20)
+    assert "bounds" not in inside.reasons[0].text
+    assert "the bounds are 1 to 20" in beyond.reasons[0].text
+
+
+def test_a_pool_shrinks_also_where_one_instance_bears_less_than_a_token_per_second() -> None:
+    slow = replace(LOW, facts=PoolFacts(0.5, 1.0), load=load(0.1))
+    assert decide(slow, LIMITS).target == 1

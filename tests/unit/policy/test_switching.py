@@ -105,6 +105,35 @@ def test_a_switch_that_costs_more_than_it_saves_is_not_made() -> None:
     assert decide(just_over, replace(LIMITS, switch_cost_s=0.0)) is not None
 
 
+def test_what_its_instances_have_to_finish_is_part_of_a_switchs_cost() -> None:
+    idle, busy = (stage(ENCODE, 5, arriving=1.4, each_held=(held,) * 5) for held in (0.0, 3.0))
+    limits = replace(LIMITS, switch_cost_s=0.0)
+    assert decide((idle, IDLE[1], decode(2, 20.05)), limits) is not None
+    assert decide((busy, IDLE[1], decode(2, 20.05)), limits) is None
+
+
+def test_a_stage_gives_one_that_it_does_not_need_for_what_arrives() -> None:
+    exactly = replace(IDLE[0], arriving=4.0)
+    assert switched((exactly, IDLE[1], decode(2, 15.0, growth=3.0))).instances == ("e0",)
+
+
+@pytest.mark.parametrize(
+    ("held", "growth", "late_s"),
+    [
+        (10.0, 0.0, 0.0),
+        (10.0, -1.0, 0.0),
+        (25.0, 0.0, 15.0 * 30 / 10),
+        (25.0, 1.0, (15.0 + 45.0) / 2 * 30 / 10),
+        (0.0, 1.0, 20.0 * 20.0 / 2 / 10),
+        (30.0, -2.0, 20.0 * 10.0 / 2 / 10),
+    ],
+)
+def test_what_is_late_is_summed_from_when_it_exceeds_what_the_instances_hold(
+    held: float, growth: float, late_s: float
+) -> None:
+    assert decode(1, held, growth).late_s(1, 30.0) == pytest.approx(late_s)
+
+
 @pytest.mark.parametrize(("name", "value"), [("switch_spare", 1.0), ("switch_rest_s", 0.0), ("switch_windows", 0)])
 def test_limits_are_checked(name: str, value: float) -> None:
     changed: dict[str, Any] = {name: value}

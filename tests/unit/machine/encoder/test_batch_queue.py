@@ -124,6 +124,13 @@ def test_the_queue_knows_since_when_an_item_has_been_ready() -> None:
     assert [*seen, queue.waiting_since_s] == [3.0, None]
 
 
+def test_what_is_in_no_batch_has_not_begun() -> None:
+    queue = waiting("a", "b", "c")
+    assert isinstance(queue.handle(Take(), 0.0)[0], EncodeBatch)
+    queue.handle(arrive("d"), 0.0)
+    assert queue.unbegun == [b"c", b"d"]
+
+
 def test_equal_items_are_one_entry() -> None:
     queue = waiting("a")
     assert queue.handle(arrive("a", 1), 0.0) == []
@@ -281,6 +288,12 @@ def test_videos_and_audio_leave_a_thread_to_images(modality: Modality) -> None:
     assert queue.handle(arrive("image", priority=5), 0.0) == [StartPreparing(b"image")]
     assert queue.handle(Done(b"image"), 0.0) == []
     assert queue.handle(ItemPrepared(b"a", 10, 100), 0.0) == [StartPreparing(b"c")]
+
+
+def test_images_that_are_prepared_take_no_thread_that_is_kept_for_videos() -> None:
+    queue = BatchQueue(LIMITS, max_preparing=MOST)
+    for name, modality in (("image", Modality.IMAGE), ("a", Modality.VIDEO), ("b", Modality.VIDEO)):
+        assert queue.handle(arrive(name, modality=modality), 0.0) == [StartPreparing(name.encode())]
 
 
 def test_a_single_thread_prepares_videos_too() -> None:

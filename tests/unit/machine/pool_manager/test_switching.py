@@ -60,10 +60,10 @@ def test_there_is_no_trend_of_a_stage_that_was_not_seen_before() -> None:
     encode, decode = seen(18.0)
     machine.handle([encode], 0.0)
     assert machine.handle([encode, decode], 1.0) == []
-    grown = replace(decode, held=1.0)
-    machine.handle([encode, grown], 2.0)
+    machine = SwitchMachine(replace(LIMITS, switch_windows=1))
+    machine.handle([encode, replace(decode, held=1.0)], 0.0)
     machine.forget()
-    assert machine.handle([encode, decode], 3.0) == [], "17 more than before the interruption is none either"
+    assert machine.handle([encode, decode], 1.0) == [], "17 more than before an interruption is none either"
 
 
 def test_answers_that_become_longer_get_three_of_five_encoders_within_seconds() -> None:

@@ -150,14 +150,15 @@ def test_an_early_prefill_is_cancelled_when_its_place_is_given_up() -> None:
     attempts.begin(AttemptKind.EARLY_PREFILL, attempts.kept, 0.0, 9)
     assert attempts.give_up_place(1.0, "no need") == [Abort(7, "no need"), Release("t1", 7, (), "no need")]
     attempts.validate()
-    assert (attempts.kept, attempts.current, attempts.early[0].ended) == (None, None, Ending.RELEASED)
+    assert (attempts.early[0].ended, attempts.give_up_place(2.0, "again")) == (Ending.RELEASED, [])
 
 
 def test_only_an_early_prefill_is_stopped_early() -> None:
     attempts = sent()
     attempts.kept = Grant(8, None, "t2", "text-2")
     assert attempts.stop_early(1.0, "all of it is sent") == []
-    assert (attempts.kept, attempts.has(7)) == (None, True)
+    assert attempts.has(7)
+    assert attempts.give_up_place(2.0, "again") == [], "it is kept no longer"
 
 
 # --- answers that are handed over ------------------------------------------------------------------------------------

@@ -60,6 +60,13 @@ def test_what_is_past_is_forgotten_whoever_comes_again_and_again() -> None:
         promised(promises, 7, now_s=0.1)
     promised(promises, 9, now_s=50.0)
     assert len(promises) == 2, "8 is past"
+    promises = Promises()
+    for content in (7, 8):
+        promised(promises, content)
+    promises.take(7)
+    promised(promises, 7, after_s=50.0, now_s=1.0)
+    promised(promises, 9, now_s=40.0)
+    assert len(promises) == 2, "7 has a new place, 8 is past"
 
 
 def test_equal_requests_are_told_different_times() -> None:

@@ -149,6 +149,18 @@ def test_registered_blocks_are_cached_and_evicted_from_the_end_of_the_oldest() -
     blocks.validate()
 
 
+def test_all_blocks_without_an_owner_can_be_evicted_at_once() -> None:
+    blocks = KvBlocks(6, contiguous=False)
+    for owner, names in (("a", "xy"), ("b", "z")):
+        blocks.allocate(owner, len(names))
+        named(blocks, owner, names)
+    blocks.free("a")
+    blocks.evict_cached()
+    assert (blocks.cached, blocks.available, blocks.find(keys("xy"))) == (0, 5, ())
+    assert len(blocks.find(keys("z"))) == 1, "it has an owner"
+    blocks.validate()
+
+
 def test_shared_blocks_are_freed_with_their_last_owner() -> None:
     blocks = KvBlocks(6, contiguous=False)
     blocks.allocate("a", 2)

@@ -159,8 +159,11 @@ class Seconds:
 def test_where_seconds_are_predicted_they_decide_and_not_tokens() -> None:
     """Of b the seconds are few and the tokens many; of a it is the other way round."""
     fast, slow = EncodeBacklog(Seconds(), wait_s=3.0), EncodeBacklog(Seconds(), wait_s=90.0)
-    rows = candidate("a", 9)._replace(backlog=slow), candidate("b", 900)._replace(backlog=fast)
-    rows = *rows, candidate("c", 5)._replace(backlog=EncodeBacklog(Seconds(), wait_s=2.0))
+    rows = (
+        candidate("a", 9)._replace(backlog=slow),
+        candidate("b", 900)._replace(backlog=fast),
+        candidate("c", 5)._replace(backlog=EncodeBacklog(Seconds(), wait_s=2.0)),
+    )
     pool = Pool(rows, held=lambda _: (Holding("b"),))
 
     def chosen(name: str, pool: Pool) -> str:

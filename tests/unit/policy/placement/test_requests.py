@@ -134,6 +134,7 @@ def test_an_answer_is_kv_transferred_by_policy_to_one_that_takes_its_keys_and_va
     assert place(pool, want, by_need) == ("a", True)
     assert place(pool, want) == ("a", False), "without a policy"
     assert place(pool, replace(want, kv_tokens=61), by_need) == ("a", False), "without memory"
+    assert place(pool, replace(want, first_in_line=False), by_need) == ("a", False), "others wait for that memory"
     assert place(pool, replace(want, early=True), by_need) is RequestShortage.NO_INSTANCE
     pool.answers = texts(candidate("d", kv_kind="other"))
     assert place(pool, want, by_need) == ("a", False)
