@@ -222,3 +222,17 @@ def test_an_attempt_that_hands_over_or_is_left_is_one_with_the_next() -> None:
     assert attempts.shown == 1
     send(attempts, 10, "t1")
     assert attempts.shown == 2
+
+
+def test_an_attempt_computes_the_prompt_only_if_its_place_was_granted_so() -> None:
+    attempts, handed = TextAttempts(3), Grant(7, None, "t1", "text-1", transfers_kv=True)
+    found = [attempts.transfers_kv]
+    for kind, grant in (
+        (AttemptKind.EARLY_PREFILL, handed),
+        (AttemptKind.PREFILL, handed),
+        (AttemptKind.WHOLE, Grant(8, None, "t1", "text-1")),
+    ):
+        attempts.begin(kind, grant, 0.0)
+        found.append(attempts.transfers_kv)
+        attempts.end(Ending.RELEASED, 1.0)
+    assert found == [False, False, True, False]

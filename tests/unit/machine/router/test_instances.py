@@ -2,7 +2,7 @@ from dataclasses import replace
 
 from tests.unit.policy.profiles import ENCODER
 from triptych.domain.embedding import DType
-from triptych.domain.instance import InstanceInfo, ModelInfo, ServedPart
+from triptych.domain.instance import InstanceInfo, ModelInfo, ServedPart, TransportOffer
 from triptych.domain.membership import Member
 from triptych.domain.stage import ModelPart, Role, Stage
 from triptych.machine.router.backlogs import Backlogs
@@ -163,3 +163,35 @@ def test_predictions_of_all_instances_change_with_what_was_learned() -> None:
         backlogs.observed()
     assert made.pool(ENCODE, 0.0).backlog != [None]
     made.validate()
+
+
+def test_one_that_leaves_gets_nothing_new() -> None:
+    made = instances("e", "h")
+    made.leave(made.by_name["e"])
+    made.review(0.0)
+    assert usable(made) == (["h"], ["h"])
+    assert (made.drains("e"), made.drains("h"), made.drains("nobody")) == (True, False, True)
+
+
+def test_the_host_of_an_instance_is_that_of_its_first_offer() -> None:
+    made = instances("e", "t")
+    offers = (TransportOffer("shm", "north", b""), TransportOffer("tcp", "south", b""))
+    made.see(made.by_name["e"], replace(info("e"), offers=offers))
+    made.review(0.0)
+    assert made.hosts == made.pool(TEXT, 0.0).hosts == {"i-e": "north"}
+
+
+def test_stages_without_a_usable_instance_are_missing() -> None:
+    def missing(*names: str, reachable: bool = True) -> tuple[str, ...]:
+        made = Instances(max_hints=2)
+        for name in names:
+            made.join(Member(name))
+            made.see(made.by_name[name], replace(info(name), continues=True))
+            made.by_name[name].reachable = reachable
+        made.review(0.0)
+        return made.readiness().missing
+
+    assert missing("e", "p", "d") == missing("h") == missing("e", "t") == ()
+    assert missing() == missing("h", reachable=False) == ("encode", "prefill", "decode")
+    assert missing("e", "p") == ("decode",)
+    assert missing("e", "d") == ("prefill",)

@@ -124,3 +124,22 @@ def test_a_beginning_is_known_from_the_first_token_on() -> None:
     assert times.beginning(items, unreported) == Beginning(5.0, 1.0, 2.0, 0.0, "")
     unreported.first_token_s = None
     assert times.beginning(items, unreported) is None
+
+
+def test_an_answer_that_is_handed_over_waits_from_its_prefill_to_its_next_token() -> None:
+    texts, times = TextAttempts(3), RequestTimes("r", "m", started_s=0.0, prepared_s=1.0, encoded_s=1.0)
+    attempt(texts, "t", 3.0, 3.5, Ending.KV_TRANSFERRED, AttemptKind.PREFILL)
+    line = running(times, 5.0, texts=texts)
+    assert (line.kv_transfer_s, line.prefill_instance) == (1.5, "i-t")
+    attempt(texts, "u", 6.0, kind=AttemptKind.DECODE)
+    line = running(times, 9.0, texts=texts)
+    assert (line.kv_transfer_s, line.prefill_instance, line.text_instance) == (2.5, "i-t", "i-u")
+    assert (line.ttft_s, line.decode_s, line.interrupted_s) == (3.0, 6.0, 0.0)
+
+
+def test_the_first_token_of_a_finished_answer_has_come_with_its_end_at_the_latest() -> None:
+    texts = TextAttempts(3)
+    attempt(texts, "t", ended_s=4.0, how=Ending.RELEASED)
+    times = RequestTimes("r", "m", started_s=1.0, prepared_s=1.0, encoded_s=1.0, over_s=4.0)
+    done = times.timeline(9.0, Outcome.DONE, (), texts, prompt_tokens=7, completion_tokens=3)
+    assert (done.ttft_s, done.prefill_s, done.decode_s) == (3.0, 0.0, 0.0)

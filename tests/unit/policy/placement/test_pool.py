@@ -164,3 +164,14 @@ def test_an_emptied_pool_has_all_its_room_and_nothing_pending() -> None:
     assert pool.emptied(revived=True).candidates == [empty._replace(usable=True)]
     assert pool.emptied(uncounted=True).candidates == [empty._replace(max_items=0)]
     assert pool.candidates == [row]
+
+
+def test_loads_are_compared_by_tokens_and_then_by_items_however_they_came_about() -> None:
+    pool = Pool([Candidate("a", True, 9, 5), Candidate("b", True, 9, 6), Candidate("c", True, 10, 0)])
+    assert sorted(pool.all, key=pool.loads.__getitem__) == [0, 1, 2]
+    pool.put(2, 9, 4, 0, False, False)
+    assert sorted(pool.all, key=pool.loads.__getitem__) == [2, 0, 1]
+    for _ in range(3):
+        pool.add(2, Want(0, 5, 5, (b"", b"")), 0, 0)
+    assert sorted(pool.all, key=pool.loads.__getitem__) == [0, 1, 2]
+    assert pool.loads == Pool(pool.candidates).loads
