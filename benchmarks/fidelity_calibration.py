@@ -1,16 +1,19 @@
 """What services take beside engines, of one model on this machine, for ``triptych simulate --host``.
 
 A cluster of an encoder and a text instance gets requests of three kinds (text and a token, text and a longer answer, an image and a token), one at a
-time, then eight together. One that prefills and decodes apart gets those with longer answers too. The CPU time of each process, but for what idle ones
-take and what the profile has for the engine, is divided among requests, items, messages, steps, sequences and transfers of keys and values.
+time, then eight together. One that prefills and decodes apart gets texts and a token, or two: those are transferred. The CPU time of each process, but
+for what idle ones take and what the profile has for the engine, is divided among requests, items, messages, steps, sequences and transfers of keys and
+values. How much slower a core is while the other works too is seen from an item at an encoder, and a prompt at an instance that only prefills: each
+alone, and while another instance decodes.
 """
 
 import asyncio
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field, replace
 
-from benchmarks.fidelity_live import CLIENT, ENCODER, GATEWAY, ROUTER, TEXT, Live, Watched
+from benchmarks.fidelity_live import CLIENT, DECODE, ENCODER, GATEWAY, PREFILL, ROUTER, TEXT, Live, Watched, answered
 from triptych.domain.profile import Profile
 from triptych.domain.stage import ModelPart
 from triptych.policy.costs import Costs
@@ -27,6 +30,12 @@ HOPS = 6
 """Such messages before a lone request's first token: from the client to the text instance and back."""
 TRANSFER_HOPS = 4
 """Such messages between the first token and the second where another instance decodes: to the router, to that instance, to the first and back."""
+TURNS = 4
+"""How often work alone and beside other work is measured in turn, as the machine's speed changes."""
+LONG_ANSWER = 400
+"""Tokens of answers beside which other work is measured."""
+PROMPT_S = 0.3
+"""Longer than the first of these answers takes to begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +64,14 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True)
+class Slowed:
+    """CPU time of one piece of work of a process, seconds: alone, and while another process decodes."""
+
+    alone_s: float
+    beside_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Item:
     """An image of the calibration."""
 
@@ -73,13 +90,21 @@ class Calibration:
     """What processes take while nothing is asked, by their kind."""
     taken: Mapping[str, Taken]
     """By kind of requests."""
+    slowed: Mapping[str, Slowed] = field(default_factory=dict)
+    """By kind of process."""
+
+    @property
+    def shared_speed(self) -> float:
+        """As of ``Host``."""
+        alone_s = sum(slowed.alone_s for slowed in self.slowed.values())
+        beside_s = sum(slowed.beside_s for slowed in self.slowed.values())
+        return min(1.0, alone_s / beside_s) if beside_s > 0 else 1.0
 
     def host(self, profiles: Mapping[ModelPart, Profile], image: Item, cores: int) -> Host:
         """For the simulator. ``image``: the items of the kinds that have one."""
         decoder, encoder = Costs(profiles[ModelPart.DECODER]), Costs(profiles[ModelPart.ENCODER])
         alone, together = (
-            _Kinds(self.taken, decoder, encoder, image, 1),
-            _Kinds(self.taken, decoder, encoder, image, TOGETHER),
+            _Kinds(self.taken, self.shared_speed, decoder, encoder, image, number) for number in (1, TOGETHER)
         )
         more = together.sequences - alone.sequences
         sequence_s = max(0.0, (together.step_s - alone.step_s) / more) if more > 0 else 0.0
@@ -101,19 +126,20 @@ class Calibration:
                 item_end=cost(lambda kinds: (1 - item_before) * kinds.item_s(process)),
             )
 
-        request_s = alone.text_request_s(step_s, sequence_s)
-        transferred = alone.transferred(step_s, sequence_s, before * request_s)
+        transferred = alone.transferred(step_s, sequence_s, before)
         text = TextCosts(
             request=cost(lambda kinds: before * kinds.text_request_s(step_s, sequence_s)),
             item=cost(lambda kinds: item_before * kinds.text_item_s(step_s)),
             end=cost(lambda kinds: (1 - before) * kinds.text_request_s(step_s, sequence_s)),
-            transfer=cost(lambda kinds: transferred * kinds.transfer_s(step_s, sequence_s)),
-            transfer_end=cost(lambda kinds: (1 - transferred) * kinds.transfer_s(step_s, sequence_s)),
+            export=cost(lambda kinds: transferred * kinds.export_s),
+            transfer=cost(lambda kinds: transferred * kinds.import_s(step_s, sequence_s)),
+            transfer_end=cost(lambda kinds: kinds.transfer_end_s(step_s, sequence_s, transferred)),
             step_s=step_s,
             sequence_s=sequence_s,
         )
         return Host(
             cores=cores - sum(self.idle_cores.values()),
+            shared_speed=self.shared_speed,
             client=front(CLIENT),
             gateway=front(GATEWAY),
             router=front(ROUTER),
@@ -130,6 +156,7 @@ class _Kinds:
     """The kinds of requests that came alone, or so many ``together``: what each part of a request took on average."""
 
     taken: Mapping[str, Taken]
+    shared_speed: float
     decoder: Costs
     encoder: Costs
     image: Item
@@ -139,6 +166,13 @@ class _Kinds:
         return self.taken[kind if self.together == 1 else f"{kind}s"]
 
     def message_s(self, process: str) -> float:
+        """Of a core alone. Messages pass while the text instance makes the next step, and slow it."""
+        taken_s = self._message_s(process)
+        if process != TEXT:
+            return self.shared_speed * taken_s
+        return taken_s - (1 - self.shared_speed) * sum(map(self._message_s, (CLIENT, GATEWAY, ROUTER)))
+
+    def _message_s(self, process: str) -> float:
         return (self._of("answer").cpu_s[process] - self._of("text").cpu_s[process]) / (ANSWER - 1)
 
     def request_s(self, process: str) -> float:
@@ -167,24 +201,44 @@ class _Kinds:
         """CPU time of the text instance for a step that decodes, beside its engine's."""
         return self.sequences * self.message_s(TEXT) - self._decodes("answer")[1]
 
-    def transfer_s(self, step_s: float, sequence_s: float) -> float:
-        """What a request takes more where another instance decodes, beside what both take of it as of any request; 0 if that was not
-        measured.
-        """
+    def _transfer(self, process: str) -> float:
+        """CPU time of a process for a request that goes on at another instance after its first token, beside what it takes without a second."""
         if "transfer" not in self.taken:
             return 0.0
-        steps, engine_s = self._decodes("transfer")
-        text_s = self._of("transfer").cpu_s[TEXT] - self._prefill_s("text") - self._steps("text") * step_s
-        text_s -= sequence_s + steps * (engine_s + step_s) + (ANSWER - 1) * sequence_s
-        router_s = self._of("transfer").cpu_s[ROUTER] - self._of("answer").cpu_s[ROUTER]
-        return max(0.0, text_s - 2 * self.text_request_s(step_s, sequence_s)) + max(0.0, router_s)
+        return self._of("transfer").cpu_s[process] - self._of("first").cpu_s[process]
 
-    def transferred(self, step_s: float, sequence_s: float, request_s: float) -> float:
-        """As ``before``, of what a transfer takes: it lengthens the whole answer. ``request_s``: of the second instance for any request."""
+    @property
+    def export_s(self) -> float:
+        """Of the instance that prefills; 0 if transfers were not measured."""
+        return max(0.0, self._transfer(PREFILL))
+
+    def import_s(self, step_s: float, sequence_s: float) -> float:
+        """Of the instance that decodes, beside what it takes of any request and for the second token; 0 if transfers were not measured."""
         if "transfer" not in self.taken:
             return 0.0
-        later_s = self._of("transfer").answer_s - self._of("answer").answer_s
-        return _share(later_s - request_s - TRANSFER_HOPS * CONTROL_S, self.transfer_s(step_s, sequence_s))
+        request_s = self.text_request_s(step_s, sequence_s)
+        return max(0.0, self._transfer(DECODE) - request_s - self._second_token_s(step_s, sequence_s))
+
+    def transfer_end_s(self, step_s: float, sequence_s: float, transferred: float) -> float:
+        """What nothing waits for; of the router too."""
+        if "transfer" not in self.taken:
+            return 0.0
+        instances_s = self.export_s + self.import_s(step_s, sequence_s)
+        return (1 - transferred) * instances_s + max(0.0, self._transfer(ROUTER) - self.message_s(ROUTER))
+
+    def transferred(self, step_s: float, sequence_s: float, before: float) -> float:
+        """As ``before``, of what a transfer takes: it lengthens the gap between the first token and the second."""
+        if "transfer" not in self.taken:
+            return 0.0
+        request_s = before * self.text_request_s(step_s, sequence_s)
+        known_s = request_s + self._second_token_s(step_s, sequence_s) + TRANSFER_HOPS * CONTROL_S
+        return _share(self._of("transfer").tpot_s - known_s, self.export_s + self.import_s(step_s, sequence_s))
+
+    def _second_token_s(self, step_s: float, sequence_s: float) -> float:
+        """CPU time of the step in which an instance goes on with a request. Another step, of no tokens, lets requests begin."""
+        transfer = self._of("transfer")
+        steps = transfer.passes[DECODE] / 2
+        return steps * (self.decoder.decode_s(1 / steps, transfer.prompt_tokens).value + step_s) + sequence_s
 
     def _prefill_s(self, kind: str) -> float:
         """Engine time of a prompt, in steps with as many prompts as there were on average."""
@@ -257,13 +311,61 @@ async def measure(live: Live, image: Size, words: int, *, requests: int) -> Cali
     """``words``: of each prompt; ``requests``: of each kind."""
     idle_cores = await _idle_cores(live)
     kinds = {"text": (0, 1), "answer": (0, ANSWER), "image": (1, 1)}
-    return Calibration(idle_cores, await _take(live, kinds, image, words, requests, idle_cores))
+    taken = await _take(live, kinds, image, words, requests, idle_cores)
+    item = Planned(0.0, words, (image,), 1)
+    slowed = await _slowed(live, ENCODER, [item] * requests, idle_cores[ENCODER])
+    return Calibration(idle_cores, taken, {ENCODER: slowed})
 
 
 async def with_transfers(measured: Calibration, apart: Live, image: Size, words: int, *, requests: int) -> Calibration:
     """The calibration with what it takes to transfer keys and values. ``apart``: a cluster that prefills and decodes apart."""
-    taken = await _take(apart, {"transfer": (0, ANSWER)}, image, words, requests, await _idle_cores(apart))
-    return Calibration(measured.idle_cores, {**measured.taken, **taken})
+    idle_cores = await _idle_cores(apart)
+    taken = await _take(apart, {"first": (0, 1), "transfer": (0, 2)}, image, words, requests, idle_cores)
+    prompt = Planned(0.0, words, (), 1)
+    answer_s = taken["transfer"].cpu_s[PREFILL]
+    slowed = await _slowed(apart, PREFILL, [prompt] * requests, idle_cores[PREFILL], answer_s=answer_s)
+    return replace(measured, taken={**measured.taken, **taken}, slowed={**measured.slowed, PREFILL: slowed})
+
+
+async def _slowed(
+    live: Live, process: str, requests: Sequence[Planned], idle_cores: float, *, answer_s: float = 0.0
+) -> Slowed:
+    """What each of these requests takes of a process, alone and while another one decodes. ``answer_s``: what those answers take of it."""
+    taken_s = {False: 0.0, True: 0.0}
+    sent = 0
+    for turn in range(TURNS):
+        wanted = requests[turn::TURNS]
+        for beside in (False, True):
+            seed = f"slowed {process} {turn} {beside}"
+            async with _answering(live, requests[0].text_tokens, f"{seed} answers", wanted=beside) as begun:
+                before, began = len(begun), await live.watched()
+                await live.send_in_groups(wanted, seed)
+                took = (await live.watched()).since(began)
+                answers = len(begun) - before
+            taken_s[beside] += took.cpu_s[process] - idle_cores * took.at_s - answer_s * answers
+        sent += len(wanted) + 1
+    return Slowed(taken_s[False] / sent, taken_s[True] / sent)
+
+
+@asynccontextmanager
+async def _answering(live: Live, words: int, seed: str, *, wanted: bool) -> AsyncGenerator[list[str]]:
+    """Decode long answers meanwhile, one after the other, if that is wanted. Gives those that have begun."""
+    begun: list[str] = []
+    is_over = asyncio.Event()
+
+    async def answer() -> None:
+        while not is_over.is_set():
+            begun.append(f"{seed} {len(begun)}")
+            answered(await live.send([Planned(0.0, words, (), LONG_ANSWER)], begun[-1]))
+
+    async with asyncio.TaskGroup() as group:
+        if wanted:
+            group.create_task(answer())
+            await asyncio.sleep(PROMPT_S)
+        try:
+            yield begun
+        finally:
+            is_over.set()
 
 
 async def _idle_cores(live: Live) -> Mapping[str, float]:

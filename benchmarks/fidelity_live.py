@@ -40,6 +40,9 @@ PREPARE_THREADS = 2
 PATIENCE_S = 120.0
 CLIENT, GATEWAY, ROUTER, TEXT, ENCODER, OTHERS = "client", "gateway", "router", "text", "encoder", "others"
 """Kinds of processes. The pool manager is of the last."""
+PREFILL, DECODE = "prefill", "decode"
+"""Text instances of these roles alone. All others are ``TEXT``."""
+_KINDS = (CLIENT, GATEWAY, ROUTER, TEXT, PREFILL, DECODE, ENCODER, OTHERS)
 
 
 def given_options(engine: Engine) -> Flags:
@@ -60,7 +63,7 @@ class Watched:
     """Sums over the requests that were answered."""
     requests: float
     passes: Mapping[str, float]
-    """Steps of text engines and batches of encoders, by kind of process."""
+    """Steps of text instances and batches of encoders, by kind of process."""
 
     def since(self, before: "Watched") -> "Watched":
         return Watched(
@@ -123,19 +126,22 @@ class Live:
         return len(answered(records)) / (clock() - began_s)
 
     async def watched(self) -> Watched:
-        spent = dict.fromkeys((CLIENT, GATEWAY, ROUTER, TEXT, ENCODER, OTHERS), 0.0)
+        spent, passes = dict.fromkeys(_KINDS, 0.0), dict.fromkeys(_KINDS, 0.0)
         for name, process in self._started.items():
             spent[_kind(name)] += sum(cpu_s(member) for member in (process, *process.children(recursive=True)))
         spent[CLIENT] += cpu_s(psutil.Process(os.getpid()))
         async with httpx.AsyncClient() as client:
-            scraped = [await scrape(client, url) for url in self._cluster.admin_urls.values()]
-        read = [samples for samples in scraped if samples is not None]
+            scraped = {name: await scrape(client, url) for name, url in self._cluster.admin_urls.items()}
+        read = {name: samples for name, samples in scraped.items() if samples is not None}
         if len(read) < len(scraped):
             raise RuntimeError("a process's metrics cannot be read")
 
         def total(name: str, **labels: str) -> float:
-            return sum(samples.total(name, **labels) or 0.0 for samples in read)
+            return sum(samples.total(name, **labels) or 0.0 for samples in read.values())
 
+        for name, samples in read.items():
+            counted = "triptych_encoder_batch_items_count" if _kind(name) == ENCODER else "triptych_step_seconds_count"
+            passes[_kind(name)] += samples.total(counted) or 0.0
         sums = {stage: total("triptych_stage_seconds_sum", stage=stage) for stage in STAGES}
         busy = psutil.cpu_times()
         return Watched(
@@ -144,7 +150,7 @@ class Live:
             busy.user + busy.nice + busy.system + busy.irq + busy.softirq,
             sums,
             total("triptych_stage_seconds_count", stage="prefill"),
-            {TEXT: total("triptych_step_seconds_count"), ENCODER: total("triptych_encoder_batch_items_count")},
+            passes,
         )
 
 
@@ -161,11 +167,10 @@ def cpu_s(process: psutil.Process) -> float:
 
 
 def _kind(process: str) -> str:
-    if process in (GATEWAY, ROUTER):
-        return process
-    if process.startswith("encoder"):
-        return ENCODER
-    return OTHERS if process.startswith("pool") else TEXT
+    if process.startswith("pool"):
+        return OTHERS
+    named = process.rpartition("-")[0] or process
+    return named if named in _KINDS else TEXT
 
 
 @asynccontextmanager

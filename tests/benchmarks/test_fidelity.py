@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.fidelity import Prompts, Settings, requests_of
-from benchmarks.fidelity_calibration import ANSWER, TOGETHER, Calibration, Item, Taken
+from benchmarks.fidelity_calibration import ANSWER, TOGETHER, Calibration, Item, Slowed, Taken
 from benchmarks.fidelity_report import (
     AGAIN,
     ALL,
@@ -125,39 +125,43 @@ def test_prompts_have_the_tokens_of_the_texts_that_are_sent() -> None:
 
 
 @pytest.mark.parametrize("joined", [2, TOGETHER])
-def test_what_a_calibration_measured_is_divided_among_requests_messages_and_steps(joined: int) -> None:
+@pytest.mark.parametrize("speed", [1.0, 0.8])
+def test_what_a_calibration_measured_is_divided_among_requests_messages_and_steps(joined: int, speed: float) -> None:
     """Made of known costs, and with nothing for what comes together but the first: these costs come out again, however many
-    requests ``joined`` in a step.
+    requests ``joined`` in a step, and however slow cores are that work together.
     """
     prefill_s, decode_s, step_s, sequence_s, request_s, message_s = 0.003, 0.002, 0.0015, 0.0003, 0.004, 0.0002
-    transfer_s, waited = 0.005, 0.6
+    export_s, import_s, switch_s, waited = 0.003, 0.002, 0.001, 0.6
     decoder = synthetic_decoder_profile(step_s=decode_s, sequence_s=0.0, prefill_token_s=0.0001, load_s=0.0)
     encoder = synthetic_encoder_profile(pass_s=0.002, token_s=0.0, prepare_s=0.001, load_s=0.0)
 
     def taken(kind: str, tokens: int, together: int) -> Taken:
         size = 1 if together == 1 else joined
-        front_s = (request_s + tokens * message_s) / together
+        slower_s = (tokens - 1) * message_s * (1 / speed - 1)
+        front_s = (request_s + tokens * message_s + slower_s) / together
         passes_s = (decode_s + 0.0001 * 10 * size + (tokens - 1) * decode_s) / size
-        text_s = passes_s + tokens * (step_s / size + sequence_s) + request_s / together
+        text_s = passes_s + tokens * (step_s / size + sequence_s) + (request_s + 3 * slower_s) / together
         front = dict.fromkeys(("client", "gateway", "router"), front_s)
-        cpu_s = front | {"text": text_s, "encoder": 0.0, "others": 0.0}
-        tpot_s = 0.0
+        cpu_s = front | {"text": text_s, "encoder": 0.0, "prefill": 0.0, "decode": 0.0, "others": 0.0}
+        passes, tpot_s = {"text": tokens / size, "encoder": 1 / size, "decode": 2 / size}, 0.0
         if kind == "transfer":
-            cpu_s["router"] += 0.25 * transfer_s / together
-            cpu_s["text"] += (request_s + 0.75 * transfer_s) / together
-            tpot_s = (request_s + 0.0004 + waited * transfer_s) / (tokens - 1)
+            cpu_s["router"] = (request_s + 2 * message_s + switch_s) / together
+            cpu_s["prefill"] += export_s / together
+            cpu_s["decode"] += (decode_s + step_s) / size + sequence_s + (request_s + import_s) / together
+            tpot_s = decode_s + step_s + sequence_s + request_s + 0.0004 + waited * (export_s + import_s)
         ttft_s = 3 * (request_s + message_s) + prefill_s + step_s + sequence_s + request_s + 0.0006
-        passes = {"text": tokens / size, "encoder": 1 / size}
         return Taken(kind, 10, 10.0, tokens, cpu_s, ttft_s, tpot_s, {"encode": 0.0, "pull": 0.0}, 0.0, passes)
 
     measured = {
         f"{kind}{'s' * (together > 1)}": taken(kind, tokens, together)
-        for kind, tokens in (("text", 1), ("answer", ANSWER), ("image", 1), ("transfer", ANSWER))
+        for kind, tokens in (("text", 1), ("answer", ANSWER), ("image", 1), ("first", 1), ("transfer", 2))
         for together in (1, TOGETHER)
     }
     profiles = {ModelPart.DECODER: decoder, ModelPart.ENCODER: encoder}
-    host = Calibration({"client": 0.05}, measured).host(profiles, Item(16, 1000, 10_000), 2)
+    slowed = {"encoder": Slowed(0.02, 0.02 / speed)}
+    host = Calibration({"client": 0.05}, measured, slowed).host(profiles, Item(16, 1000, 10_000), 2)
     assert host.cores == pytest.approx(1.95)
+    assert host.shared_speed == pytest.approx(speed)
     assert host.router.message.alone_s == pytest.approx(message_s)
     assert host.router.message.together_s == pytest.approx(0.0, abs=1e-9)
     assert host.router.request.alone_s + host.router.end.alone_s == pytest.approx(request_s)
@@ -165,11 +169,15 @@ def test_what_a_calibration_measured_is_divided_among_requests_messages_and_step
     assert (host.text.step_s, host.text.sequence_s) == pytest.approx((step_s, sequence_s), abs=1e-9)
     assert host.text.request.alone_s == pytest.approx(request_s)
     assert host.text.request.together_s == pytest.approx(0.0, abs=1e-9)
-    assert host.text.transfer.alone_s == pytest.approx(waited * transfer_s)
-    assert host.text.transfer_end.alone_s == pytest.approx((1 - waited) * transfer_s)
-    assert host.text.transfer.together_s == pytest.approx(0.0, abs=1e-9)
-    without = {kind: known for kind, known in measured.items() if not kind.startswith("transfer")}
-    assert Calibration({}, without).host(profiles, Item(16, 1000, 10_000), 2).text.transfer == Cost()
+    assert host.text.export.alone_s == pytest.approx(waited * export_s)
+    assert host.text.transfer.alone_s == pytest.approx(waited * import_s)
+    assert host.text.transfer_end.alone_s == pytest.approx((1 - waited) * (export_s + import_s) + switch_s)
+    together_s = [cost.together_s for cost in (host.text.export, host.text.transfer, host.text.transfer_end)]
+    assert together_s == pytest.approx([0.0] * 3, abs=1e-9)
+    without = {kind: known for kind, known in measured.items() if not kind.startswith(("first", "transfer"))}
+    unmeasured = Calibration({}, without).host(profiles, Item(16, 1000, 10_000), 2)
+    assert (unmeasured.text.export, unmeasured.text.transfer) == (Cost(), Cost())
+    assert unmeasured.shared_speed == 1.0
 
 
 def test_the_benchmark_predicts_and_runs_the_same_requests(tmp_path: Path) -> None:

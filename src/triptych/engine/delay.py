@@ -161,7 +161,7 @@ class DelayTextEngine:
             by_arrival=options.engine == "vllm",
             known=self._find,
         )
-        self.kv = DelayKvAccess(kind, self._batch, self._token, self._copied, self._keep)
+        self.kv = DelayKvAccess(kind, self._batch, self._token, self._exported, self._copied, self._keep)
         self.finds_prefixes = prefix_tokens > 0
         self.prefix_queries_tokens = self.prefix_hits_tokens = 0
         self._most_prefixes = prefix_tokens // _BLOCK_TOKENS
@@ -231,6 +231,11 @@ class DelayTextEngine:
             self._spend("step", took_s, step.tokens)
         return [output for sequence in self._batch.end(step) for output in self._outputs(sequence)]
 
+    def _exported(self, sequence: CountedSequence, segment: KvSegment) -> None:
+        """A segment was copied out of KV memory."""
+        del sequence
+        self._copied(segment.nbytes)
+
     def _copied(self, nbytes: int) -> None:
         self._spend("copy", nbytes / _COPIED_BYTES_PER_S, nbytes)
 
@@ -294,8 +299,10 @@ class DelayKvAccess:
     _batch: CountedBatch[_Sequence]
     _token: int
     """Each token of an answer."""
+    _on_packed: Callable[[_Sequence, KvSegment], None]
+    """Takes the time of a copy out of KV memory."""
     _on_copied: Callable[[int], None]
-    """Takes the time of a copy of so many bytes."""
+    """Takes that of a copy of so many bytes into it."""
     _on_unpacked: Callable[[_Sequence], None]
 
     @property
@@ -325,7 +332,7 @@ class DelayKvAccess:
         if self.computed(request_id, choice) < segment.end:
             return False
         del memory
-        self._on_copied(segment.nbytes)
+        self._on_packed(self._batch.running[request_id], segment)
         return True
 
     def unpack(self, request_id: str, choice: int, segment: KvSegment, memory: memoryview) -> bool:

@@ -8,10 +8,11 @@ from typing import Any
 
 from triptych.domain.engine import EngineOutput, EngineRequest
 from triptych.domain.instance import ModelInfo
+from triptych.domain.kv_segment import KvSegment
 from triptych.engine.decoder.options import EngineOptions
 from triptych.engine.delay import DelayEncoderEngine, DelayTextEngine, Work
 from triptych.families.base import Family
-from triptych.machine.text.counted_batch import CountedStep
+from triptych.machine.text.counted_batch import CountedSequence, CountedStep
 from triptych.policy.costs import Costs
 from triptych.virtual.offload import billed_s, spend
 
@@ -178,3 +179,9 @@ class SimTextEngine(DelayTextEngine):
 
     def _copied(self, nbytes: int) -> None:
         self._spend("copy", nbytes / self._copied_bytes_per_s, nbytes)
+
+    def _exported(self, sequence: CountedSequence, segment: KvSegment) -> None:
+        super()._exported(sequence, segment)
+        if sequence.paused and segment.end >= sequence.positions:
+            alone = len(self._batch.running) + len(self._batch.waiting) == 1
+            self._spend("beside", self._beside.export.s(alone=alone), 0)

@@ -20,7 +20,7 @@ class BadHost(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """CPU time of a piece of work, seconds: of one that comes alone, and of one that comes while the process has others, which need no
+    """CPU time of a piece of work on a core alone, seconds: of one that comes alone, and of one that comes while the process has others, which need no
     further waking.
     """
 
@@ -66,6 +66,8 @@ class TextCosts:
     """More for each item of a request."""
     end: Cost = NOTHING
     """More for a request at its end."""
+    export: Cost = NOTHING
+    """More for a request that goes on at another instance, after its first token and before its keys and values can be pulled."""
     transfer: Cost = NOTHING
     """More for a request whose keys and values come from another instance, before it goes on, ..."""
     transfer_end: Cost = NOTHING
@@ -95,6 +97,8 @@ class Host:
     """How long a piece of work keeps a core for which others wait. Linux lets it for up to 1.4 ms (on two cores), but services' threads wait
     for each other more often; the default fits a service beside two engines.
     """
+    shared_speed: float = 1.0
+    """Speed of a core while all of them work, over what it has alone: they share caches and memory. Costs are those of a core alone."""
     client: FrontCosts = FrontCosts()
     gateway: FrontCosts = FrontCosts()
     router: FrontCosts = FrontCosts()
@@ -106,6 +110,16 @@ class Host:
         """The processes that a request passes, in order; answers pass them the other way."""
         return (("client", self.client), ("gateway", self.gateway), ("router", self.router))
 
+    @property
+    def places(self) -> int:
+        """Pieces of work that run at a time."""
+        return ceil(self.cores)
+
+    def speed(self, working: int) -> float:
+        """CPU time that each of so many working cores gives per second, as a core alone would count it."""
+        shared = (working - 1) / (self.places - 1) if working > 1 else 0.0
+        return self.cores / self.places * (1.0 - shared * (1.0 - self.shared_speed))
+
     @classmethod
     def parse(cls, document: Mapping[str, Any]) -> Self:
         """Read a document with the names of the fields: costs are tables, a ``Cost`` is ``[alone, together]``. Raises BadHost."""
@@ -115,6 +129,8 @@ class Host:
             raise BadHost("cores is missing, or not above 0")
         if host.slice_s <= 0:
             raise BadHost("slice_s is not above 0")
+        if not 0 < host.shared_speed <= 1:
+            raise BadHost(f"shared_speed is not above 0 and at most 1: {host.shared_speed}")
         return host
 
 
@@ -166,7 +182,7 @@ class HostCores:
 
     host: Host
     given_s: float = 0.0
-    """CPU time of all pieces that have begun."""
+    """CPU time of all pieces, as their processes would count it."""
     _running: list[_Piece] = field(default_factory=list)
     _waiting: deque[_Piece] = field(default_factory=deque)
     _timer: asyncio.TimerHandle | None = None
@@ -177,7 +193,6 @@ class HostCores:
         """Begin a piece of work; the future is done when it has had ``cost_s`` of CPU time, whether somebody waits or not."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Piece(cost_s, done))
-        self.given_s += cost_s
         self._schedule()
         return done
 
@@ -221,9 +236,10 @@ class HostCores:
     def _schedule(self) -> None:
         """Note what was done, and give cores to what is next."""
         loop = asyncio.get_running_loop()
-        now_s, places = loop.time(), ceil(self.host.cores)
-        speed = self.host.cores / places
+        now_s, places = loop.time(), self.host.places
+        speed = self.host.speed(len(self._running))
         for piece in self._running:
+            self.given_s += (now_s - piece.known_s) * self.host.cores / places
             piece.left_s -= (now_s - piece.known_s) * speed
             piece.known_s = now_s
         for piece in [piece for piece in self._running if piece.left_s <= _INSTANT_S]:
@@ -240,6 +256,7 @@ class HostCores:
             self._running.append(piece)
         if self._timer is not None:
             self._timer.cancel()
+        speed = self.host.speed(len(self._running))
         next_s = [piece.left_s / speed for piece in self._running]
         if self._waiting:
             next_s += [piece.began_s + self.host.slice_s - now_s for piece in self._running]

@@ -92,6 +92,26 @@ def test_a_part_of_a_core_may_be_taken() -> None:
     assert ends(Host(1.5), all_at_once(1.0, 1.0)) == pytest.approx([4 / 3, 4 / 3], abs=SLICES_S)
 
 
+def test_cores_that_work_together_are_slower_and_one_alone_is_not() -> None:
+    """Both make 0.8 of their work in a second; when the shorter is done, the other goes on at full speed."""
+    assert ends(Host(2.0, shared_speed=0.8), all_at_once(0.8, 1.8)) == pytest.approx([1.0, 2.0])
+    assert ends(Host(2.0, shared_speed=0.8), all_at_once(1.0)) == pytest.approx([1.0])
+
+
+def test_each_further_core_that_works_slows_the_others_as_much() -> None:
+    host = Host(3.0, shared_speed=0.8)
+    assert [host.speed(working) for working in (0, 1, 2, 3)] == pytest.approx([1.0, 1.0, 0.9, 0.8])
+    assert Host(1.0, shared_speed=0.8).speed(1) == 1.0
+
+
+def test_slower_cores_count_as_taken_for_longer() -> None:
+    async def work(cores: HostCores) -> list[float]:
+        await asyncio.gather(cores.run(0.8), cores.run(0.8))
+        return [cores.given_s]
+
+    assert ends(Host(2.0, shared_speed=0.8), work) == pytest.approx([2.0])
+
+
 def test_an_event_loop_does_one_thing_at_a_time_and_wakes_up_once() -> None:
     async def work(cores: HostCores) -> list[float]:
         clock, cost, found = asyncio.get_running_loop().time, Cost(1.0, 0.25), list[float]()
@@ -148,6 +168,28 @@ def test_services_take_their_time_on_the_way() -> None:
 
 
 @pytest.mark.slow
+def test_both_instances_take_their_part_of_a_transfer_after_the_first_token() -> None:
+    request, roles = Planned(1.0, 100, (), 11), {Role.P: 1, Role.D: 1}
+    text = TextCosts(export=Cost(0.03), transfer=Cost(0.02), transfer_end=Cost(0.5))
+    [(ttft_s, tpot_s)], [(with_ttft_s, with_tpot_s)] = (
+        lone(host, request, roles=roles) for host in (Host(8.0), Host(8.0, text=text))
+    )
+    assert with_ttft_s == pytest.approx(ttft_s, abs=1e-4)
+    assert 10 * (with_tpot_s - tpot_s) == pytest.approx(0.03 + 0.02, abs=1e-3)
+
+
+@pytest.mark.slow
+def test_a_prompt_waits_for_the_transfer_of_the_one_before() -> None:
+    first, second = Planned(1.0, 100, (), 2), Planned(1.1, 100, (), 1)
+    without, exporting = (
+        lone(Host(8.0, text=TextCosts(export=Cost(cost_s))), first, second, roles={Role.P: 1, Role.D: 1})
+        for cost_s in (0.0, 0.3)
+    )
+    first_token_s = 1.0 + max(ttft_s for ttft_s, _ in without)
+    assert max(ttft_s for ttft_s, _ in exporting) == pytest.approx(first_token_s + 0.3 - 1.1 + STEP_S, abs=0.02)
+
+
+@pytest.mark.slow
 def test_preparation_and_encoding_share_the_cores_with_text() -> None:
     """While one core computes a long prompt, an image beside it takes twice as long."""
     image_s = PREPARE_S + ENCODE_S + ENCODE_TOKEN_S * IMAGE_TOKENS
@@ -171,6 +213,8 @@ def test_a_host_is_read_from_a_document() -> None:
         ({}, "cores is missing"),
         ({"cores": 0}, "cores is missing"),
         ({"cores": 2, "slice_s": 0}, "slice_s is not above 0"),
+        ({"cores": 2, "shared_speed": 0}, "shared_speed is not above 0"),
+        ({"cores": 2, "shared_speed": 1.1}, "shared_speed is not above 0 and at most 1"),
         ({"cores": "2"}, "cores is not a number"),
         ({"cores": 2, "core": 1}, "there is no core; there are client, cores"),
         ({"cores": 2, "router": 1}, "router is not a table"),
