@@ -6,7 +6,8 @@ what services take beside engines (``fidelity_calibration.py``). Nothing is take
 
 The requests are planned as ``triptych bench`` does, and sent by its client. The simulator gets the same ones, with as many tokens as the
 model's tokenizer makes of them. In each round the placements come in another order. The first cell of a round is repeated at its end: that is
-the drift. An error is *predicted / measured - 1*, of the medians over rounds.
+the drift. After each cell lone prompts show the pace: their CPU time over that in the calibration, of which predictions do not know. An error is
+*predicted / measured - 1*, of the medians over rounds.
 
 Aims: 10 % at P50 and P90 of TTFT and TPOT, by class of requests; 15 % at P99 of 200 requests or more; 10 % for goodput, the rate up to which
 90 % of the requests meet both objectives; and the order of any two placements that differ by more than 10 %. Objectives are multiples of what a
@@ -28,7 +29,16 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import ending, machine, random_qwen
-from benchmarks.fidelity_calibration import CONTROL_S, Calibration, Item, measure, toml, with_transfers
+from benchmarks.fidelity_calibration import (
+    CONTROL_S,
+    Calibration,
+    Item,
+    idle_cores_of,
+    measure,
+    pace,
+    toml,
+    with_transfers,
+)
 from benchmarks.fidelity_live import (
     OPTIONS,
     PATIENCE_S,
@@ -86,6 +96,11 @@ class Served:
     engine: Engine = "triptych"
     placements: tuple[str, ...] = tuple(PLACEMENTS)
     """Those that the engine serves."""
+
+    @property
+    def mean_words(self) -> int:
+        values = Distribution.parse(self.words).values
+        return sum(values) // len(values)
 
 
 APART = "E+P+D"
@@ -248,17 +263,15 @@ async def learn(name: str, settings: Settings, folder: Path) -> Known:
         open_checkpoint(path).family,
         MediaInfo(Modality.IMAGE, "png", served.size.width, served.size.height, len(png), bytes(32)),
     )
-    words = Distribution.parse(served.words)
     async with running(path, MODEL_ID, PLACEMENTS["E+PD"], served.engine) as live:
         number = min(served.calibration, settings.requests or served.calibration)
-        length = sum(words.values) // len(words.values)
-        calibration = await measure(live, served.size, length, requests=number)
+        calibration = await measure(live, served.size, served.mean_words, requests=number)
         lone = [Planned(0.2 * number, words, (), 1) for number, words in enumerate((4, 16, 40))]
         told = sorted(await live.send(lone, "prompts"), key=lambda record: record.planned.arrival_s)
         rates = {mix: await _capacity(live, name, mix, settings) for mix in settings.mixes}
     if APART in settings.placements:
         async with running(path, MODEL_ID, PLACEMENTS[APART], served.engine) as live:
-            calibration = await with_transfers(calibration, live, served.size, length, requests=number)
+            calibration = await with_transfers(calibration, live, served.size, served.mean_words, requests=number)
     taken = calibration.taken
     objectives = {
         mix: Objectives(
@@ -285,6 +298,8 @@ class Ran:
     round: int
     records: Sequence[Record]
     watched: Watched
+    pace: float
+    """CPU time of a lone prompt right after it, over that in the calibration."""
 
 
 async def run_round(known: Known, model: str, settings: Settings, round_: int, ends_s: float) -> list[Ran]:
@@ -300,26 +315,37 @@ async def run_round(known: Known, model: str, settings: Settings, round_: int, e
             for images in (0, 1, 4):
                 planned = Planned(0.0, 8, (MODELS[model].size,) * images, 8)
                 await live.send([planned] * 4, f"warm {images}")
+            idle_cores = await idle_cores_of(live)
             cells = [cell for cell in settings.cells(model) if cell.placement == placement]
             for cell in cells:
                 if monotonic() <= ends_s:
-                    ran += [await _run_cell(live, known, settings, cell, round_)]
+                    ran += [await _run_cell(live, known, settings, cell, round_, idle_cores)]
             if placement == placements[0]:
-                again = await _run_cell(live, known, settings, cells[0], round_, again=True)
+                again = await _run_cell(live, known, settings, cells[0], round_, idle_cores, again=True)
                 ran.append(replace(again, round=AGAIN))
     return ran
 
 
 async def _run_cell(
-    live: Live, known: Known, settings: Settings, cell: Cell, round_: int, *, again: bool = False
+    live: Live,
+    known: Known,
+    settings: Settings,
+    cell: Cell,
+    round_: int,
+    idle_cores: Mapping[str, float],
+    *,
+    again: bool = False,
 ) -> Ran:
     requests = requests_of(settings, cell, cell.share * known.rates[cell.mix], round_)
     seed = bodies_seed(cell, round_) + " again" * again
     before = await live.watched()
     records = await live.send(requests, seed)
     watched = (await live.watched()).since(before)
-    say(f"round {round_}, {cell}: {len(records)} requests, {watched.foreign_cores:.2f} cores taken by others")
-    return Ran(cell, round_, records, watched)
+    slower = await pace(known.calibration, live, MODELS[cell.model].mean_words, idle_cores)
+    say(
+        f"round {round_}, {cell}: {len(records)} requests, {watched.foreign_cores:.2f} cores taken by others, pace {slower:.2f}"
+    )
+    return Ran(cell, round_, records, watched, slower)
 
 
 def say(text: str) -> None:
@@ -351,6 +377,7 @@ def result_of(known: Known, settings: Settings, ran: Ran) -> Result:
         },
         (sum(ran.watched.cpu_s.values()) / ran.watched.at_s, outcome.host_s / outcome.ended_s),
         ran.watched.foreign_cores,
+        ran.pace,
     )
 
 

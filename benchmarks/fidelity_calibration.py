@@ -32,6 +32,8 @@ TRANSFER_HOPS = 4
 """Such messages between the first token and the second where another instance decodes: to the router, to that instance, to the first and back."""
 TURNS = 4
 """How often work alone and beside other work is measured in turn, as the machine's speed changes."""
+PROMPTS = 31
+"""Lone ones by which the machine's speed is seen, after a first."""
 LONG_ANSWER = 400
 """Tokens of answers beside which other work is measured."""
 PROMPT_S = 0.3
@@ -309,7 +311,7 @@ def _share(part_s: float, whole_s: float) -> float:
 
 async def measure(live: Live, image: Size, words: int, *, requests: int) -> Calibration:
     """``words``: of each prompt; ``requests``: of each kind."""
-    idle_cores = await _idle_cores(live)
+    idle_cores = await idle_cores_of(live)
     kinds = {"text": (0, 1), "answer": (0, ANSWER), "image": (1, 1)}
     taken = await _take(live, kinds, image, words, requests, idle_cores)
     item = Planned(0.0, words, (image,), 1)
@@ -319,7 +321,7 @@ async def measure(live: Live, image: Size, words: int, *, requests: int) -> Cali
 
 async def with_transfers(measured: Calibration, apart: Live, image: Size, words: int, *, requests: int) -> Calibration:
     """The calibration with what it takes to transfer keys and values. ``apart``: a cluster that prefills and decodes apart."""
-    idle_cores = await _idle_cores(apart)
+    idle_cores = await idle_cores_of(apart)
     taken = await _take(apart, {"first": (0, 1), "transfer": (0, 2)}, image, words, requests, idle_cores)
     prompt = Planned(0.0, words, (), 1)
     answer_s = taken["transfer"].cpu_s[PREFILL]
@@ -368,7 +370,16 @@ async def _answering(live: Live, words: int, seed: str, *, wanted: bool) -> Asyn
             is_over.set()
 
 
-async def _idle_cores(live: Live) -> Mapping[str, float]:
+async def pace(measured: Calibration, live: Live, words: int, idle_cores: Mapping[str, float]) -> float:
+    """CPU time of a lone prompt now, over that in the calibration. Predictions do not know how the machine's speed changes."""
+    before = await live.watched()
+    records = await live.send_in_groups([Planned(0.0, words, (), 1)] * PROMPTS, "pace")
+    took = (await live.watched()).since(before)
+    spent_s = sum(took.cpu_s[kind] - idle_cores[kind] * took.at_s for kind in (TEXT, PREFILL, DECODE))
+    return spent_s / (len(records) + 1) / measured.taken["text"].cpu_s[TEXT]
+
+
+async def idle_cores_of(live: Live) -> Mapping[str, float]:
     before = await live.watched()
     await asyncio.sleep(IDLE_S)
     idle = (await live.watched()).since(before)

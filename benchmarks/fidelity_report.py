@@ -98,6 +98,8 @@ class Result:
     """Cores that the cluster and its client took, measured and predicted."""
     foreign_cores: float
     """Cores that other processes took meanwhile."""
+    pace: float = 1.0
+    """CPU time of a lone prompt right after it, over that in the calibration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +289,7 @@ def document(results: Sequence[Result]) -> dict[str, Any]:
                 ],
                 "cores": [middle([result.cores[at] for result in of_cell]) for at in (0, 1)],
                 "foreign_cores": middle([result.foreign_cores for result in of_cell]),
+                "pace": middle([result.pace for result in of_cell]),
                 "stages_ms": {
                     stage: [1e3 * middle([result.stages_s[stage][at] for result in of_cell]) for at in (0, 1)]
                     for stage in of_cell[0].stages_s
@@ -352,7 +355,7 @@ def show(compared: Mapping[str, Any]) -> None:
         measured, predicted = cell["attainment"]
         print(
             f"{cell['model']}, {cell['placement']}, {cell['mix']}, {cell['share']:.0%}: {cell['rate']:.2f} requests/s, {cell['requests']} requests, "
-            f"{cell['failed']} failed; {cell['cores'][0]:.2f} cores, predicted {cell['cores'][1]:.2f}, {cell['foreign_cores']:.2f} by others; "
+            f"{cell['failed']} failed; {cell['cores'][0]:.2f} cores, predicted {cell['cores'][1]:.2f}, {cell['foreign_cores']:.2f} by others; pace {cell['pace']:.2f}; "
             f"in time {measured:.1%}, predicted {predicted:.1%}"
         )
         for error in cell["errors"]:

@@ -184,6 +184,7 @@ def test_the_benchmark_predicts_and_runs_the_same_requests(tmp_path: Path) -> No
     said = figures_of("fidelity", tmp_path)
     [cell] = said["cells"]
     assert (cell["placement"], cell["requests"], cell["failed"]) == ("E+PD", 12, 0)
+    assert cell["pace"] > 0
     assert {error["figure"] for error in cell["errors"]} >= {"ttft p50", "tpot p90"}
     assert all(math.isfinite(error["error"]) and error["predicted_ms"] > 0 for error in cell["errors"])
     assert Host.parse(tomllib.loads(said["models"]["demo"]["host"])).router.request.alone_s > 0
