@@ -3,12 +3,13 @@
 A cluster of an encoder and a text instance gets requests of three kinds (text and a token, text and a longer answer, an image and a token), one at a
 time, then eight together. One that prefills and decodes apart gets texts and a token, or two: those are transferred. The CPU time of each process, but
 for what idle ones take and what the profile has for the engine, is divided among requests, items, messages, steps, sequences and transfers of keys and
-values. How much slower a core is while the other works too is seen from an item at an encoder, and a prompt at an instance that only prefills: each
-alone, and while another instance decodes.
+values. How much slower a core is while the other works too is seen from an item at an encoder, from a prompt at an instance that only prefills, and
+from steps of one that only decodes: each alone, and beside the others.
 """
 
 import asyncio
 import statistics
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -67,10 +68,15 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Slowed:
-    """CPU time of one piece of work of a process, seconds: alone, and while another process decodes."""
+    """CPU time of a piece of work, seconds: of a prompt or item alone and beside decodes, or of decodes alone and beside prompts."""
 
     alone_s: float
     beside_s: float
+
+    @property
+    def speed(self) -> float:
+        """Beside the other work, over that alone."""
+        return self.alone_s / self.beside_s if self.beside_s > 0 else 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +103,8 @@ class Calibration:
 
     @property
     def shared_speed(self) -> float:
-        """As of ``Host``."""
-        alone_s = sum(slowed.alone_s for slowed in self.slowed.values())
-        beside_s = sum(slowed.beside_s for slowed in self.slowed.values())
-        return min(1.0, alone_s / beside_s) if beside_s > 0 else 1.0
+        """As of ``Host``: the mean of the kinds of processes; 1 if none was measured."""
+        return min(1.0, statistics.fmean(slowed.speed for slowed in self.slowed.values())) if self.slowed else 1.0
 
     def host(self, profiles: Mapping[ModelPart, Profile], image: Item, cores: int) -> Host:
         """For the simulator. ``image``: the items of the kinds that have one."""
@@ -315,8 +319,8 @@ async def measure(live: Live, image: Size, words: int, *, requests: int) -> Cali
     kinds = {"text": (0, 1), "answer": (0, ANSWER), "image": (1, 1)}
     taken = await _take(live, kinds, image, words, requests, idle_cores)
     item = Planned(0.0, words, (image,), 1)
-    slowed = await _slowed(live, ENCODER, [item] * requests, idle_cores[ENCODER])
-    return Calibration(idle_cores, taken, {ENCODER: slowed})
+    slowed = await _slowed(live, ENCODER, [item] * requests, idle_cores)
+    return Calibration(idle_cores, taken, slowed)
 
 
 async def with_transfers(measured: Calibration, apart: Live, image: Size, words: int, *, requests: int) -> Calibration:
@@ -325,28 +329,44 @@ async def with_transfers(measured: Calibration, apart: Live, image: Size, words:
     taken = await _take(apart, {"first": (0, 1), "transfer": (0, 2)}, image, words, requests, idle_cores)
     prompt = Planned(0.0, words, (), 1)
     answer_s = taken["transfer"].cpu_s[PREFILL]
-    slowed = await _slowed(apart, PREFILL, [prompt] * requests, idle_cores[PREFILL], answer_s=answer_s)
-    return replace(measured, taken={**measured.taken, **taken}, slowed={**measured.slowed, PREFILL: slowed})
+    slowed = await _slowed(apart, PREFILL, [prompt] * requests, idle_cores, answer_s=answer_s)
+    return replace(measured, taken={**measured.taken, **taken}, slowed={**measured.slowed, **slowed})
 
 
 async def _slowed(
-    live: Live, process: str, requests: Sequence[Planned], idle_cores: float, *, answer_s: float = 0.0
-) -> Slowed:
-    """What each of these requests takes of a process, alone and while another one decodes. ``answer_s``: what those answers take of it."""
-    taken_s = {False: 0.0, True: 0.0}
-    sent = 0
+    live: Live, process: str, requests: Sequence[Planned], idle_cores: Mapping[str, float], *, answer_s: float = 0.0
+) -> dict[str, Slowed]:
+    """What each of these requests takes of a process, alone and while another one decodes; of an instance that only decodes also its steps, alone
+    and beside these requests. ``answer_s``: what the answers that are decoded take of the process.
+    """
+    spent_s: dict[tuple[str, bool], float] = defaultdict(float)
+    """By kind of process, and whether another one works too."""
+    pieces: dict[tuple[str, bool], float] = defaultdict(float)
     for turn in range(TURNS):
-        wanted = requests[turn::TURNS]
-        for beside in (False, True):
-            seed = f"slowed {process} {turn} {beside}"
-            async with _answering(live, requests[0].text_tokens, f"{seed} answers", wanted=beside) as begun:
+        wanted, lasted_s = requests[turn::TURNS], 0.0
+        for works, decodes in ((True, False), (True, True), (False, True)):
+            seed = f"slowed {process} {turn} {works} {decodes}"
+            async with _answering(live, requests[0].text_tokens, f"{seed} answers", wanted=decodes) as begun:
                 before, began = len(begun), await live.watched()
-                await live.send_in_groups(wanted, seed)
+                if works:
+                    await live.send_in_groups(wanted, seed)
+                else:
+                    await asyncio.sleep(lasted_s)
                 took = (await live.watched()).since(began)
                 answers = len(begun) - before
-            taken_s[beside] += took.cpu_s[process] - idle_cores * took.at_s - answer_s * answers
-        sent += len(wanted) + 1
-    return Slowed(taken_s[False] / sent, taken_s[True] / sent)
+            lasted_s = took.at_s
+            if works:
+                own_s = took.cpu_s[process] - idle_cores[process] * took.at_s
+                spent_s[process, decodes] += own_s - answer_s * answers
+                pieces[process, decodes] += len(wanted) + 1
+            if decodes:
+                spent_s[DECODE, works] += took.cpu_s[DECODE] - idle_cores[DECODE] * took.at_s
+                pieces[DECODE, works] += took.passes[DECODE]
+    return {
+        kind: Slowed(*(spent_s[kind, beside] / pieces[kind, beside] for beside in (False, True)))
+        for kind in (process, DECODE)
+        if pieces[kind, True]
+    }
 
 
 @asynccontextmanager
