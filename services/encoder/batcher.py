@@ -18,15 +18,13 @@ from triptych.errors import (
     DeadlineExceeded,
     InstanceLost,
     InternalError,
-    InvalidMedia,
     InvalidRequest,
-    Overloaded,
     TriptychError,
     Unavailable,
 )
 from triptych.machine.arena.published import PublishedContents
 from triptych.machine.arena.slots import Slot
-from triptych.machine.encoder import batch_queue
+from triptych.machine.encoder.batch_queue import BatchLimits, BatchQueue
 from triptych.policy.iteration import ImageBudget
 from triptych.ports import Clock, EncoderEngine, Offload, PreparedT
 from triptych.runtime.offload import Stop
@@ -73,7 +71,7 @@ class Batcher(Generic[PreparedT]):
         self,
         engine: EncoderEngine[PreparedT],
         store: ArenaStore,
-        limits: batch_queue.BatchLimits,
+        limits: BatchLimits,
         *,
         scope: TaskScope,
         prepare: Offload,
@@ -91,7 +89,7 @@ class Batcher(Generic[PreparedT]):
         """
         self._engine = engine
         self._store = store
-        self.queue = batch_queue.BatchQueue(limits, max_preparing=max_preparing)
+        self.queue = BatchQueue(limits, max_preparing=max_preparing)
         """The queue's state. Read-only for others."""
         self._scope = scope
         self._prepare_pool = prepare
@@ -163,7 +161,10 @@ class Batcher(Generic[PreparedT]):
         """
         if self.queue.waiting_since_s is None:
             return False
-        batch = self._handle(batch_queue.Take(budget))
+        now_s = self._clock()
+        for key in self.queue.expired(now_s):
+            self._fail(self._flights[key], DeadlineExceeded("the time that its callers gave is over"))
+        batch = [self._flights[key] for key in self.queue.take(now_s, budget)]
         if batch:
             try:
                 await self._encode(batch)
@@ -179,40 +180,30 @@ class Batcher(Generic[PreparedT]):
 
     def _join(self, key: bytes, waiter_id: int, waiter: _Waiter) -> None:
         request = waiter.request
-        arrive = batch_queue.Arrive(
-            key=key,
-            waiter=waiter_id,
+        flight = self._flights.get(key)
+        is_new = flight is None
+        started = self.queue.arrive(
+            key,
+            waiter_id,
             tokens=request.tokens,
             nbytes=len(request.media) + self._engine.decoded_nbytes(request.info, request.shard),
             deadline_s=waiter.arrived_s + request.timeout_s,
+            now_s=waiter.arrived_s,
             priority=request.priority,
             modality=request.info.modality,
             position=request.position,
         )
-        is_new = key not in self._flights
-        if is_new:
-            self._flights[key] = _Flight(key, request)
-        self._flights[key].waiters[waiter_id] = waiter
-        self._handle(arrive)
+        if flight is None:
+            flight = self._flights[key] = _Flight(key, request)
+        flight.waiters[waiter_id] = waiter
+        self._start_preparing(started)
         if is_new:
             self._published.encoding(key, request.content)
         self._on_change()
 
-    def _handle(self, event: batch_queue.Event) -> list[_Flight[PreparedT]]:
-        """Apply the queue's effects. Returns the batch to encode. Raises the error of a refused caller."""
-        batch: list[_Flight[PreparedT]] = []
-        for effect in self.queue.handle(event, self._clock()):
-            match effect:
-                case batch_queue.StartPreparing(key):
-                    self._scope.spawn(self._prepare(self._flights[key]), name="prepare")
-                case batch_queue.EncodeBatch(keys):
-                    batch = [self._flights[key] for key in keys]
-                case batch_queue.Drop():
-                    self._drop(effect)
-                case batch_queue.RefuseCaller(key, fits, reason):
-                    del self._flights[key]
-                    raise Overloaded(reason) if fits else InvalidMedia(reason)
-        return batch
+    def _start_preparing(self, keys: Sequence[bytes]) -> None:
+        for key in keys:
+            self._scope.spawn(self._prepare(self._flights[key]), name="prepare")
 
     def _release_granted(self, waiter: _Waiter) -> None:
         """Release leases that were granted just as the caller was cancelled."""
@@ -227,7 +218,8 @@ class Batcher(Generic[PreparedT]):
             return
         if not flight.waiters:
             flight.unwanted.stop()
-        self._handle(batch_queue.CallerLeft(key, waiter_id))
+        if self.queue.leave(key, waiter_id):
+            self._end(flight)
         self._on_change()
 
     # --- preparing ---------------------------------------------------------------------------------------------------
@@ -252,13 +244,14 @@ class Batcher(Generic[PreparedT]):
         try:
             # Reserve before compute: if there is no room, the item is refused, not queued.
             flight.slot = self._store.reserve(flight.key, prepared.outputs, prepared.tokens)
+            tokens = embedding_tokens(prepared.outputs)
+            started = self.queue.prepared(flight.key, tokens, prepared.nbytes, self._clock())
         except TriptychError as error:
             self._fail(flight, error)
             return
         flight.prepared, flight.media = prepared, b""
-        self._handle(batch_queue.ItemPrepared(flight.key, embedding_tokens(prepared.outputs), prepared.nbytes))
-        self._on_ready()
-        self._on_change()
+        self._start_preparing(started)
+        self._on_ready()  # of the load, ``reserve`` has told
 
     def _prepare_if_wanted(self, flight: _Flight[PreparedT], unwanted: Stop) -> PreparedT | None:
         """Runs in a thread. Skips an item that everybody left while it was queued."""
@@ -332,15 +325,17 @@ class Batcher(Generic[PreparedT]):
         flight.slot = None
         now_s = self._clock()
         for waiter in flight.waiters.values():
-            waiter.resolve(self._result(flight, waiter, now_s))
-        self._end(flight)
+            waiter.resolve(self._result(flight, waiter, slot.tokens, now_s))
+        self._end(flight, held=True)
         self._on_encoded(slot, tensors)
 
-    def _result(self, flight: _Flight[PreparedT], waiter: _Waiter, now_s: float) -> EncodeResult | TriptychError:
+    def _result(
+        self, flight: _Flight[PreparedT], waiter: _Waiter, tokens: int, now_s: float
+    ) -> EncodeResult | TriptychError:
         if waiter.outcome.done():
             return DeadlineExceeded("the caller has left")
-        request, tokens = waiter.request, self._store.tokens(flight.key)
-        if tokens is not None and tokens > request.tokens:
+        request = waiter.request
+        if tokens > request.tokens:
             return too_many_tokens(tokens, request)
         try:
             ticket = self._store.grant(
@@ -358,10 +353,6 @@ class Batcher(Generic[PreparedT]):
 
     # --- endings -----------------------------------------------------------------------------------------------------
 
-    def _drop(self, drop: batch_queue.Drop) -> None:
-        error: TriptychError = DeadlineExceeded(drop.reason) if drop.expired else Overloaded(drop.reason)
-        self._fail(self._flights[drop.key], error)
-
     def _fail(self, flight: _Flight[PreparedT], error: Exception) -> None:
         """Report the error to all waiters and forget the flight: a retry of the item may succeed."""
         if not isinstance(error, TriptychError):
@@ -371,13 +362,15 @@ class Batcher(Generic[PreparedT]):
             waiter.resolve(error)
         self._end(flight)
 
-    def _end(self, flight: _Flight[PreparedT]) -> None:
+    def _end(self, flight: _Flight[PreparedT], *, held: bool = False) -> None:
+        """Forget the flight. ``held``: its embedding is in the arena."""
         if flight.slot is not None:
             self._store.abandon(flight.slot)
             flight.slot = None
         del self._flights[flight.key]
-        self._published.encoding_ended(flight.key, held=self._store.tokens(flight.key) is not None)
-        self._handle(batch_queue.Done(flight.key))
+        held = held or self._store.tokens(flight.key) is not None
+        self._published.encoding_ended(flight.key, held=held)
+        self._start_preparing(self.queue.done(flight.key, self._clock()))
         self._on_change()
 
 

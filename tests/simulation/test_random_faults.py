@@ -287,9 +287,11 @@ def _changed(things: Sequence[object], changes: Mapping[str, Callable[[Any], Any
     return back
 
 
-_WITH_EVENTS = (ClusterMachine, RequestMachine, BatchQueue, TensorCache)
+_WITH_EVENTS = (ClusterMachine, RequestMachine)
 _CHECKED: Mapping[type, Sequence[str]] = dict.fromkeys(_WITH_EVENTS, ("handle",)) | {
     ArenaMachine: ("reserve", "commit", "abandon", "grant", "release", "sweep"),
+    BatchQueue: ("arrive", "prepared", "leave", "take", "done"),
+    TensorCache: ("acquire", "pulled", "pull_failed", "pull_stopped", "leave", "copies_gone", "tick"),
     WaitPredictor: ("prepared", "encoded", "answering", "ended"),
     Promises: ("promise", "take"),
     AttainmentRecorder: ("prepared", "dispatched", "answering", "ended", "refused", "roll"),

@@ -17,22 +17,14 @@ from triptych.domain.queue_position import QueuePosition
 from triptych.errors import TransferFailed, TriptychError
 from triptych.machine.text.pull_queue import PullLimits
 from triptych.machine.text.tensor_cache import CacheLimits, TensorCache
-from triptych.machine.text.tensor_events import (
-    Acquire,
+from triptych.machine.text.tensor_effects import (
     Acquired,
     CachedSlot,
-    CopiesGone,
-    Event,
-    Pulled,
-    PullFailed,
-    PullStopped,
-    ReaderLeft,
-    ReleaseLease,
+    Effect,
     StartPull,
     StopPull,
     TensorEvicted,
     TensorsRefused,
-    TensorTick,
     TransferStats,
     WaitsForRoom,
     WakeAt,
@@ -128,9 +120,8 @@ class TensorReceiver:
         placements), InvalidRequest for what can never fit, Overloaded.
         """
         try:
-            slots = await self._acquired(
-                Acquire(request_id, tuple([placement.ticket for placement in placements]), queue_position)
-            )
+            tickets = tuple([placement.ticket for placement in placements])
+            slots = await self._acquired(request_id, tickets, queue_position, transient=False)
         except TransferFailed as error:
             raise TransferFailed(
                 error.message, items=tuple(sorted(placements[at].item for at in error.items))
@@ -155,23 +146,25 @@ class TensorReceiver:
 
         From here on the receiver releases the ticket's lease. Raises as ``acquire``.
         """
-        [slot] = await self._acquired(Acquire(request_id, (ticket,), queue_position, transient=True))
+        [slot] = await self._acquired(request_id, (ticket,), queue_position, transient=True)
         return tensors(self.arena, slot.offset, slot.ticket), 0 if slot.stats is None else slot.stats.nbytes
 
-    async def _acquired(self, wants: Acquire) -> tuple[CachedSlot, ...]:
+    async def _acquired(
+        self, request_id: str, tickets: tuple[Ticket, ...], queue_position: QueuePosition, *, transient: bool
+    ) -> tuple[CachedSlot, ...]:
         wanted: asyncio.Future[tuple[CachedSlot, ...]] = asyncio.get_running_loop().create_future()
-        self._wanted[wants.request_id] = wanted
-        self._handle(wants)
+        self._wanted[request_id] = wanted
+        self._apply(self.cache.acquire(request_id, tickets, queue_position, self.clock(), transient=transient))
         return await wanted
 
     def leave(self, request_id: str) -> None:
         """The request no longer reads its embeddings. Unknown ids are ignored."""
         self._wanted.pop(request_id, None)
-        self._handle(ReaderLeft(request_id))
+        self._apply(self.cache.leave(request_id, self.clock()))
 
     def copies_gone(self, request_id: str) -> None:
         """Note that all copies of the request's embeddings are freed. Unknown ids are ignored."""
-        self._handle(CopiesGone(request_id))
+        self._apply(self.cache.copies_gone(request_id, self.clock()))
 
     async def tick(self) -> None:
         """End quarantines that are over, and close idle connections."""
@@ -179,10 +172,10 @@ class TensorReceiver:
         self._tick()
 
     def _tick(self) -> None:
-        self._handle(TensorTick(self.transports.quarantined()))
+        self._apply(self.cache.tick(self.transports.quarantined(), self.clock()))
 
-    def _handle(self, event: Event) -> None:
-        for effect in self.cache.handle(event, self.clock()):
+    def _apply(self, effects: list[Effect]) -> None:
+        for effect in effects:
             match effect:
                 case StartPull():
                     self._pulling[effect.pull_id] = None
@@ -195,8 +188,8 @@ class TensorReceiver:
                 case TensorsRefused(request_id, error):
                     if (wanted := self._waits(request_id)) is not None:
                         wanted.set_exception(error)
-                case ReleaseLease(ticket):
-                    self.releases.add(ticket)
+                case Ticket():
+                    self.releases.add(effect)
                 case WakeAt(at_s):
                     asyncio.get_running_loop().call_later(max(0.0, at_s - self.clock()), self._tick)
                 case TensorEvicted(_, reason):
@@ -228,7 +221,8 @@ class TensorReceiver:
         except TimeoutError:
             error: TriptychError = TransferFailed(f"an embedding did not arrive within {self.max_pull_s:g} s")
             if pull_id in self._stopped:
-                self._ended(pull_id, PullStopped(pull_id, self.transports.quarantined()))
+                self._end(pull_id)
+                self._apply(self.cache.pull_stopped(pull_id, self.clock(), self.transports.quarantined()))
                 return
         except TriptychError as reason:
             error = reason
@@ -239,18 +233,20 @@ class TensorReceiver:
             logger.exception("a pull failed")
             error = TransferFailed("an embedding could not be pulled")
         else:
-            stats = TransferStats(backend, start.ticket.slot_nbytes, self.clock() - began_s)
+            now_s = self.clock()
+            stats = TransferStats(backend, start.ticket.slot_nbytes, now_s - began_s)
             self.record.pulled(stats.backend, stats.nbytes, stats.duration_s)
-            self._ended(pull_id, Pulled(pull_id, stats))
+            self._end(pull_id)
+            self._apply(self.cache.pulled(pull_id, stats, now_s))
             return
         logger.info("a pull from %s failed: %s", start.ticket.holder, error)
         self.record.pull_failed(backend, error)
-        self._ended(pull_id, PullFailed(pull_id, error, self.transports.quarantined()))
+        self._end(pull_id)
+        self._apply(self.cache.pull_failed(pull_id, error, self.clock(), self.transports.quarantined()))
 
-    def _ended(self, pull_id: int, event: Pulled | PullFailed | PullStopped) -> None:
+    def _end(self, pull_id: int) -> None:
         del self._pulling[pull_id]
         self._stopped.discard(pull_id)
-        self._handle(event)
 
 
 @asynccontextmanager

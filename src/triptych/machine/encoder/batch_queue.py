@@ -1,15 +1,17 @@
 """An encoder's queue: which items wait, are being prepared or encoded, and which callers want them.
 
 Equal items (same embedding key) share one entry with several waiters, so each is encoded once. An entry exists from its
-first ``Arrive`` to ``Done``:
+first ``arrive`` to ``done``:
 
 
-    Arrive -> ARRIVED -> PREPARING -- Prepared -> WAITING -- Take -> ENCODING -- Done -> gone
+    arrive -> ARRIVED -> PREPARING -- prepared -> WAITING -- take -> ENCODING -- done -> gone
 
 Both preparing and encoding follow the order of ``policy.queueing``; an item has the queue position of its most urgent waiter.
 Entries and bytes are limited: a full queue refuses and never blocks. Decoding a video or audio clip may take minutes, so
 a share of entries, bytes and threads is reserved for images. An entry without waiters is dropped at once while
 it waits; while a thread works on it, its memory is in use, so it is dropped when the thread is done.
+
+Each call is answered at once, by what it returns or raises.
 """
 
 from collections.abc import Iterable
@@ -23,6 +25,7 @@ from triptych.domain.limits import Positive, check_limits
 from triptych.domain.media import Modality
 from triptych.domain.queue_position import BY_TIME_LIMIT, QueuePosition, RelativeQueuePosition
 from triptych.domain.record import record
+from triptych.errors import InvalidMedia, Overloaded
 from triptych.policy.iteration import ImageBudget
 from triptych.policy.queueing import as_called, batch_length, longest_waits
 
@@ -38,92 +41,6 @@ class Phase(Enum):
     PREPARING = "preparing"
     WAITING = "waiting"
     ENCODING = "encoding"
-
-
-# --- events ----------------------------------------------------------------------------------------------------------
-
-
-@record
-class Arrive:
-    """A caller (``waiter``) wants an item until ``deadline_s``; ``nbytes`` is the peak memory of preparing it."""
-
-    key: Key
-    waiter: int
-    tokens: int
-    nbytes: int
-    deadline_s: float
-    priority: int = 0
-    modality: Modality = Modality.IMAGE
-    position: RelativeQueuePosition = BY_TIME_LIMIT
-
-
-@record
-class ItemPrepared:
-    """Preprocessing is done and memory for the embedding is reserved; from now on the item takes ``nbytes``."""
-
-    key: Key
-    tokens: int
-    nbytes: int
-
-
-@record
-class CallerLeft:
-    """A caller left, or has its answer."""
-
-    key: Key
-    waiter: int
-
-
-@record
-class Take:
-    """The encoder is free and takes the next batch, within ``budget`` if given."""
-
-    budget: ImageBudget | None = None
-
-
-@record
-class Done:
-    """The item is no longer being worked on, whether it succeeded or not."""
-
-    key: Key
-
-
-Event = Arrive | ItemPrepared | CallerLeft | Take | Done
-
-# --- effects ---------------------------------------------------------------------------------------------------------
-
-
-@record
-class StartPreparing:
-    key: Key
-
-
-@record
-class RefuseCaller:
-    """The caller is refused, and there is no entry. ``fits`` tells whether the item could ever be accepted."""
-
-    key: Key
-    fits: bool
-    reason: str
-
-
-@record
-class Drop:
-    """The entry ends without an embedding: release its reservation and answer its remaining waiters."""
-
-    key: Key
-    expired: bool
-    reason: str
-
-
-@record
-class EncodeBatch:
-    """Encode these items as one batch, in this order."""
-
-    keys: tuple[Key, ...]
-
-
-Effect = StartPreparing | RefuseCaller | Drop | EncodeBatch
 
 
 @dataclass(slots=True)
@@ -173,10 +90,7 @@ class BatchLimits:
 
 
 class BatchQueue:
-    """Owner of the items that wait for a batch or are in one.
-
-    ``handle`` is the only mutator. ``now_s`` and deadlines use the same clock.
-    """
+    """Owner of the items that wait for a batch or are in one. ``now_s`` and deadlines use the same clock."""
 
     def __init__(self, limits: BatchLimits, *, max_preparing: int) -> None:
         """``max_preparing`` limits the entries in PREPARING."""
@@ -217,45 +131,98 @@ class BatchQueue:
         waiters = (waiter for entry in entries for waiter in entry.waiters.values())
         return longest_waits((waiter.queue_position.priority, now_s - waiter.arrived_s) for waiter in waiters)
 
-    def handle(self, event: Event, now_s: float) -> list[Effect]:
-        match event:
-            case Arrive():
-                effects = self._arrive(event, now_s)
-            case ItemPrepared():
-                effects = self._prepared(event, now_s)
-            case CallerLeft():
-                effects = self._leave(event)
-            case Take(budget):
-                effects = self._take(budget, now_s)
-            case Done(key):
-                self._forget(key)
-                effects = []
-        return effects + self._start_preparing(now_s) if self._arrived else effects
+    # --- the life of an item -----------------------------------------------------------------------------------------
 
-    def _arrive(self, event: Arrive, now_s: float) -> list[Effect]:
+    def arrive(
+        self,
+        key: Key,
+        waiter: int,
+        *,
+        tokens: int,
+        nbytes: int,
+        deadline_s: float,
+        now_s: float,
+        priority: int = 0,
+        modality: Modality = Modality.IMAGE,
+        position: RelativeQueuePosition = BY_TIME_LIMIT,
+    ) -> list[Key]:
+        """A caller (``waiter``) wants an item until ``deadline_s``; ``nbytes`` is the peak memory of preparing it.
+
+        Returns the items to prepare from now on. Raises Overloaded (not now) or InvalidMedia (never): there is no entry then.
+        """
         waits = as_called(
-            priority=event.priority,
-            deadline_s=event.deadline_s,
-            arrived_s=now_s,
-            arrival=self._arrivals,
-            position=event.position,
+            priority=priority, deadline_s=deadline_s, arrived_s=now_s, arrival=self._arrivals, position=position
         )
         self._arrivals += 1
-        waiter = _Waiter(waits, now_s, event.deadline_s)
-        if (entry := self._entries.get(event.key)) is not None:
-            entry.waiters[event.waiter] = waiter
+        if (entry := self._entries.get(key)) is None:
+            most = self._limit_of(self._limits.max_prepared_bytes, modality)
+            if nbytes > most:
+                raise InvalidMedia(f"the item takes {nbytes} bytes to prepare, the limit is {most}")
+            if (full := self._why_full(nbytes, modality)) is not None:
+                raise Overloaded(full)
+            entry = self._entries[key] = _Entry(tokens, nbytes, modality)
+            self._arrived[key] = None
+            self.pending_tokens += tokens
+            self.nbytes += nbytes
+        entry.waiters[waiter] = _Waiter(waits, now_s, deadline_s)
+        return self._start_preparing(now_s)
+
+    def prepared(self, key: Key, tokens: int, nbytes: int, now_s: float) -> list[Key]:
+        """Preprocessing is done and memory for the embedding is reserved; from now on the item takes ``nbytes``.
+
+        Returns the items to prepare from now on. Raises Overloaded if it has no waiters or no room: then ``done`` must follow.
+        """
+        entry = self._entries[key]
+        assert entry.phase is Phase.PREPARING, f"an item in phase {entry.phase.value} was prepared again"
+        if not entry.waiters:
+            raise Overloaded("it has no waiters")
+        if (full := self._why_full(nbytes, entry.modality, entry)) is not None:
+            raise Overloaded(full)
+        self.pending_tokens += tokens - entry.tokens
+        self.nbytes += nbytes - entry.nbytes
+        entry.tokens, entry.nbytes, entry.phase = tokens, nbytes, Phase.WAITING
+        self._queue[key] = now_s
+        return self._start_preparing(now_s)
+
+    def leave(self, key: Key, waiter: int) -> bool:
+        """A caller left, or has its answer. Returns whether the entry is gone with it: nobody wants the item, and nothing works on it."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return False
+        entry.waiters.pop(waiter, None)
+        if entry.waiters or entry.phase not in (Phase.ARRIVED, Phase.WAITING):
+            return False
+        self._forget(key)
+        return True
+
+    def expired(self, now_s: float) -> list[Key]:
+        """The WAITING items whose callers all wait no longer. They are to be ended by ``done`` before a batch is taken."""
+        return [key for key in self._queue if self._entries[key].expired(now_s)]
+
+    def take(self, now_s: float, budget: ImageBudget | None = None) -> list[Key]:
+        """The next batch, in this order, within ``budget`` if given. Empty if nothing waits."""
+        if not self._queue:
             return []
-        most = self._limit_of(self._limits.max_prepared_bytes, event.modality)
-        if event.nbytes > most:
-            reason = f"the item takes {event.nbytes} bytes to prepare, the limit is {most}"
-            return [RefuseCaller(event.key, fits=False, reason=reason)]
-        if (full := self._why_full(event.nbytes, event.modality)) is not None:
-            return [RefuseCaller(event.key, fits=True, reason=full)]
-        self._entries[event.key] = _Entry(event.tokens, event.nbytes, event.modality, waiters={event.waiter: waiter})
-        self._arrived[event.key] = None
-        self.pending_tokens += event.tokens
-        self.nbytes += event.nbytes
-        return []
+        limits = self._limits
+        max_tokens = limits.max_batch_tokens or MOST_BATCH_TOKENS
+        waiting = self._in_order(self._queue, now_s)
+        count = batch_length(
+            [(self._entries[key].tokens, self._entries[key].nbytes) for key in waiting],
+            max_items=limits.max_batch_items,
+            max_tokens=min(max_tokens, budget.tokens) if budget else max_tokens,
+            max_nbytes=min(limits.max_batch_bytes, budget.nbytes) if budget else limits.max_batch_bytes,
+        )
+        for key in waiting[:count]:
+            del self._queue[key]
+            self._entries[key].phase = Phase.ENCODING
+        return waiting[:count]
+
+    def done(self, key: Key, now_s: float) -> list[Key]:
+        """The item is no longer being worked on, whether it succeeded or not. Returns the items to prepare from now on."""
+        self._forget(key)
+        return self._start_preparing(now_s)
+
+    # --- room and threads --------------------------------------------------------------------------------------------
 
     def _limit_of(self, limit: int, modality: Modality) -> int:
         return limit if modality is Modality.IMAGE else self._limits.without_image_share(limit)
@@ -273,8 +240,10 @@ class BatchQueue:
         taken = sum(entry.nbytes for entry in clips)
         return _why_full("videos and audio clips", nbytes, len(clips), taken, max_items, most)
 
-    def _start_preparing(self, now_s: float) -> list[Effect]:
-        effects: list[Effect] = []
+    def _start_preparing(self, now_s: float) -> list[Key]:
+        if not self._arrived:
+            return []
+        started: list[Key] = []
         preparing = self._preparing
         for key in self._in_order(self._arrived, now_s):
             entry = self._entries[key]
@@ -282,8 +251,8 @@ class BatchQueue:
                 del self._arrived[key]
                 entry.phase = Phase.PREPARING
                 preparing.append(entry.modality)
-                effects.append(StartPreparing(key))
-        return effects
+                started.append(key)
+        return started
 
     def _in_order(self, keys: Iterable[Key], now_s: float) -> list[Key]:
         """The keys by the queue positions of their entries."""
@@ -297,54 +266,6 @@ class BatchQueue:
         clips = len(preparing) - preparing.count(Modality.IMAGE)
         free = modality is Modality.IMAGE or clips < self._limit_of(self._max_preparing, modality)
         return free and len(preparing) < self._max_preparing
-
-    def _prepared(self, event: ItemPrepared, now_s: float) -> list[Effect]:
-        entry = self._entries[event.key]
-        assert entry.phase is Phase.PREPARING, f"an item in phase {entry.phase.value} was prepared again"
-        if not entry.waiters:
-            self._forget(event.key)
-            return [Drop(event.key, expired=False, reason="it has no waiters")]
-        if (full := self._why_full(event.nbytes, entry.modality, entry)) is not None:
-            self._forget(event.key)
-            return [Drop(event.key, expired=False, reason=full)]
-        self.pending_tokens += event.tokens - entry.tokens
-        self.nbytes += event.nbytes - entry.nbytes
-        entry.tokens, entry.nbytes, entry.phase = event.tokens, event.nbytes, Phase.WAITING
-        self._queue[event.key] = now_s
-        return []
-
-    def _leave(self, event: CallerLeft) -> list[Effect]:
-        entry = self._entries.get(event.key)
-        if entry is None:
-            return []
-        entry.waiters.pop(event.waiter, None)
-        if entry.waiters or entry.phase not in (Phase.ARRIVED, Phase.WAITING):
-            return []
-        self._forget(event.key)
-        return [Drop(event.key, expired=False, reason="it has no waiters")]
-
-    def _take(self, budget: ImageBudget | None, now_s: float) -> list[Effect]:
-        if not self._queue:
-            return []
-        limits = self._limits
-        max_tokens = limits.max_batch_tokens or MOST_BATCH_TOKENS
-        effects: list[Effect] = []
-        for key in [key for key in self._queue if self._entries[key].expired(now_s)]:
-            self._forget(key)
-            effects.append(Drop(key, expired=True, reason="the time that its callers gave is over"))
-        waiting = self._in_order(self._queue, now_s)
-        count = batch_length(
-            [(self._entries[key].tokens, self._entries[key].nbytes) for key in waiting],
-            max_items=limits.max_batch_items,
-            max_tokens=min(max_tokens, budget.tokens) if budget else max_tokens,
-            max_nbytes=min(limits.max_batch_bytes, budget.nbytes) if budget else limits.max_batch_bytes,
-        )
-        for key in waiting[:count]:
-            del self._queue[key]
-            self._entries[key].phase = Phase.ENCODING
-        if count:
-            effects.append(EncodeBatch(tuple(waiting[:count])))
-        return effects
 
     def _forget(self, key: Key) -> None:
         if (entry := self._entries.pop(key, None)) is not None:

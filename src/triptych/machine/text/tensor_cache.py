@@ -4,15 +4,15 @@ A tensor set is the content of one ticket's slot: the tensors of an embedding, o
 shared by all requests that need it, so an instance pulls it once.
 
 
-    Acquire -> WAITING (to be pulled) -> PULLING -- Pulled -> READY -- unused, and room is needed -> gone
+    acquire -> WAITING (to be pulled) -> PULLING -- pulled -> READY -- unused, and room is needed -> gone
                   ^                         |
-                  +-- another's ticket -----+-- PullFailed -> gone
+                  +-- another's ticket -----+-- pull_failed -> gone
 
 A request gets memory for all its tensor sets or for none; until then it is queued and holds nothing (no hold-and-wait).
 ``policy.queueing`` orders both admission and pulls (``pull_queue``); what is transient is admitted first, and never waits for
 bytes held elsewhere, as those that hold them may wait for its reader. A pull serves the instance, not the request that
-caused it: once started, it continues when that request leaves. Every ticket that comes in goes out exactly once as
-``ReleaseLease``, as soon as nothing reads through it.
+caused it: once started, it continues when that request leaves. Every ticket that comes in goes out exactly once, as an
+effect, as soon as nothing reads through it.
 
 A request with a failed pull is refused once its other pulls have ended too, or after a grace period, so that one error
 names all failures. Memory that a late write of the transport may still reach is quarantined until the transport says
@@ -31,25 +31,16 @@ from triptych.domain.queue_position import QueuePosition
 from triptych.errors import InvalidRequest, LeaseLost, Overloaded, TransferFailed, TriptychError
 from triptych.machine.arena.extents import Extents, round_up
 from triptych.machine.text.pull_queue import PullLimits, PullQueue
-from triptych.machine.text.tensor_events import (
-    Acquire,
+from triptych.machine.text.tensor_effects import (
     Acquired,
     CachedSlot,
-    CopiesGone,
     Effect,
-    Event,
     Key,
-    Pulled,
-    PullFailed,
-    PullStopped,
     Range,
-    ReaderLeft,
-    ReleaseLease,
     StartPull,
     StopPull,
     TensorEvicted,
     TensorsRefused,
-    TensorTick,
     TransferStats,
     WaitsForRoom,
     WakeAt,
@@ -131,10 +122,11 @@ class _Failing:
 class TensorCache:
     """Owner of pulled tensors: entries, pins, memory, the queue of pulls and the bytes in flight.
 
-    ``handle`` is the only mutator. ``start`` and ``end`` bound its memory, in bytes.
+    The methods for requests and pulls alone change it, and return the effects.
     """
 
     def __init__(self, limits: CacheLimits, pulls: PullLimits, *, start: int, end: int) -> None:
+        """``start`` and ``end`` bound its memory, in bytes."""
         self._limits = limits
         self._extents = Extents(start, end)
         self.capacity_bytes = self._extents.capacity
@@ -191,23 +183,68 @@ class TensorCache:
         """Running and waiting pulls. Read-only."""
         return self._pull_queue
 
-    def handle(self, event: Event, now_s: float) -> list[Effect]:
-        match event:
-            case Acquire():
-                effects = self._acquire(event, now_s)
-            case Pulled():
-                effects = self._pulled(event, now_s)
-            case PullFailed():
-                effects = self._pull_failed(event, now_s)
-            case PullStopped():
-                effects = self._pull_stopped(event, now_s)
-            case ReaderLeft(request_id):
-                effects = self._leave(request_id, now_s)
-            case CopiesGone(request_id):
-                effects = self._admit(now_s) if self._held.pop(request_id, 0) else []
-            case TensorTick(quarantined):
-                self._end_quarantine(quarantined)
-                effects = self._admit(now_s)
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    def acquire(
+        self,
+        request_id: str,
+        tickets: tuple[Ticket, ...],
+        queue_position: QueuePosition,
+        now_s: float,
+        *,
+        transient: bool = False,
+    ) -> list[Effect]:
+        """A request needs these tensor sets, one ticket each. Answered by Acquired (now or later) or TensorsRefused.
+
+        ``queue_position`` orders admission and pulls. ``transient``: they are read at once, by what runs already. So they are
+        admitted first, and nothing is held for them after ``leave``.
+        """
+        if request_id in self._held or request_id in self._waiting or request_id in self._failing:
+            raise ValueError(f"request {request_id!r} is here already")
+        request = _Request(tickets, queue_position, transient)
+        error = self._refusal(request)
+        if error is not None:
+            return [TensorsRefused(request_id, error), *tickets]
+        self._waiting[request_id] = request
+        effects = self._admit(now_s)
+        if request_id in self._waiting:
+            reason = f"{self.pinned_bytes} of {self.capacity_bytes} bytes are in use, copies take {self.held_bytes}"
+            effects.append(WaitsForRoom(request_id, reason))
+        return self._with_pulls(effects, now_s)
+
+    def leave(self, request_id: str, now_s: float) -> list[Effect]:
+        """The request no longer reads its tensor sets. Unknown ids are ignored.
+
+        Until ``copies_gone`` their bytes count as held elsewhere.
+        """
+        self._failing.pop(request_id, None)
+        waiting = self._waiting.pop(request_id, None)
+        effects: list[Effect] = []
+        if waiting is not None:
+            effects += waiting.tickets
+        elif request_id in self._requests:
+            keys = self._requests[request_id].keys
+            effects += self._withdraw(request_id, failed=None)
+            effects += self._drop_unneeded(keys)
+        else:
+            return []
+        if self._waiting:
+            effects += self._admit(now_s)
+        return self._with_pulls(effects, now_s)
+
+    def copies_gone(self, request_id: str, now_s: float) -> list[Effect]:
+        """The copies of the request's tensor sets are freed too. Unknown ids are ignored."""
+        if not self._held.pop(request_id, 0) or not self._waiting:
+            return []
+        return self._with_pulls(self._admit(now_s), now_s)
+
+    def tick(self, quarantined: tuple[Range, ...], now_s: float) -> list[Effect]:
+        """Time has passed. ``quarantined``: the current value of ``Transport.quarantined()``."""
+        self._end_quarantine(quarantined)
+        return self._with_pulls(self._admit(now_s), now_s)
+
+    def _with_pulls(self, effects: list[Effect], now_s: float) -> list[Effect]:
+        """The effects, with what follows from any change: requests that have failed are told, and pulls begin."""
         if self._failing:
             effects += self._tell_failed(now_s)
         if self._pulls:
@@ -215,24 +252,6 @@ class TensorCache:
         return effects
 
     # --- admission ---------------------------------------------------------------------------------------------------
-
-    def _acquire(self, event: Acquire, now_s: float) -> list[Effect]:
-        request_id = event.request_id
-        if request_id in self._held or request_id in self._waiting or request_id in self._failing:
-            raise ValueError(f"request {request_id!r} is here already")
-        request = _Request(event.tickets, event.queue_position, event.transient)
-        error = self._refusal(request)
-        if error is not None:
-            return [
-                TensorsRefused(request_id, error),
-                *(ReleaseLease(ticket, "the request was refused") for ticket in event.tickets),
-            ]
-        self._waiting[request_id] = request
-        effects = self._admit(now_s)
-        if request_id in self._waiting:
-            reason = f"{self.pinned_bytes} of {self.capacity_bytes} bytes are in use, copies take {self.held_bytes}"
-            effects.append(WaitsForRoom(request_id, reason))
-        return effects
 
     def _refusal(self, request: _Request) -> TriptychError | None:
         nbytes = sum(request.sizes.values())
@@ -268,7 +287,7 @@ class TensorCache:
                 del self._waiting[request_id]
                 message = "another embedding with the same identity but other tensors is in use"
                 effects.append(TensorsRefused(request_id, TransferFailed(message, items=conflicts)))
-                effects += [ReleaseLease(ticket, "the request was refused") for ticket in request.tickets]
+                effects += request.tickets
                 continue
             offsets = self._place(request, effects)
             if offsets is None:
@@ -331,25 +350,24 @@ class TensorCache:
         request.missed = frozenset(offsets)
         first = request.keys
         effects += [
-            ReleaseLease(ticket, "the request has another ticket for it")
-            for ticket in request.tickets
-            if first[ticket.key] is not ticket
-        ]
+            ticket for ticket in request.tickets if first[ticket.key] is not ticket
+        ]  # it has another one for it
         for key, ticket in first.items():
-            if key in offsets:
+            entry = self._entries.get(key)
+            if entry is None:
                 entry = self._entries[key] = _Entry(ticket, offsets[key])
                 self._pinned_bytes += self._extents.size(entry.offset)
                 self._want(entry, ticket, request_id, "not in the image cache")
-            entry = self._entries[key]
-            if self._idle.pop(key, None) is not None:
-                self._pinned_bytes += self._extents.size(entry.offset)
-            entry.pins.add(request_id)
-            if entry.state is not CacheState.READY:
+                entry.tickets[request_id] = ticket
+            elif entry.state is CacheState.READY:
+                effects.append(ticket)
+                if self._idle.pop(key, None) is not None:
+                    self._pinned_bytes += self._extents.size(entry.offset)
+            else:
                 entry.tickets[request_id] = ticket
                 self._pull_queue.hasten(entry.pull_id, request_id, request.queue_position)
-            else:
-                effects.append(ReleaseLease(ticket, "it is in the image cache"))
-        return effects + self._report(request_id)
+            entry.pins.add(request_id)
+        return effects if offsets else effects + self._report(request_id)
 
     def _want(self, entry: _Entry, ticket: Ticket, request_id: str, reason: str) -> None:
         """Queue the entry's pull, with the ticket of this request."""
@@ -383,18 +401,44 @@ class TensorCache:
 
     # --- pulls -------------------------------------------------------------------------------------------------------
 
-    def _pulled(self, event: Pulled, now_s: float) -> list[Effect]:
-        key = self._ended(event.pull_id)
+    def pulled(self, pull_id: int, stats: TransferStats, now_s: float) -> list[Effect]:
+        """A pull is complete and verified."""
+        key = self._ended(pull_id)
         entry = self._entries[key]
-        entry.state, entry.stats = CacheState.READY, event.stats
+        entry.state, entry.stats = CacheState.READY, stats
         self._ready += 1
-        self._rest(key, entry)
-        effects: list[Effect] = self._release_tickets(entry, "it was pulled")
-        for request_id in sorted(entry.pins):
-            effects += self._report(request_id)
-        if not entry.pins:
+        effects = _released(entry)
+        if entry.pins:
+            for request_id in sorted(entry.pins):
+                effects += self._report(request_id)
+        else:
+            self._rest(key, entry)
             effects += self._admit(now_s)
-        return effects
+        return self._with_pulls(effects, now_s)
+
+    def pull_failed(
+        self, pull_id: int, error: TriptychError, now_s: float, quarantined: tuple[Range, ...] = ()
+    ) -> list[Effect]:
+        """``quarantined``: the current value of ``Transport.quarantined()``."""
+        key = self._ended(pull_id, failed=True)
+        entry = self._entries[key]
+        used = entry.ticket
+        effects = _orphaned(entry)
+        lost = isinstance(error, LeaseLost)
+        for request_id in [i for i, t in entry.tickets.items() if t is used or not (lost or other_slot(t, used))]:
+            effects += self._fail(request_id, key, error, now_s)
+        effects += self._not_pulled(key, entry, quarantined, now_s)
+        return self._with_pulls(effects, now_s)
+
+    def pull_stopped(self, pull_id: int, now_s: float, quarantined: tuple[Range, ...] = ()) -> list[Effect]:
+        """A pull ended because of ``StopPull``. Requests that have come for it since then get a pull of their own.
+
+        ``quarantined`` as in ``pull_failed``.
+        """
+        key = self._ended(pull_id)
+        entry = self._entries[key]
+        effects = _orphaned(entry) + self._not_pulled(key, entry, quarantined, now_s)
+        return self._with_pulls(effects, now_s)
 
     def _ended(self, pull_id: int, *, failed: bool = False) -> Key:
         """A pull has ended: update the failing requests that wait for it."""
@@ -404,22 +448,6 @@ class TensorCache:
             if failed:
                 failing.failed |= places
         return self._pulls.pop(pull_id)
-
-    def _pull_failed(self, event: PullFailed, now_s: float) -> list[Effect]:
-        key = self._ended(event.pull_id, failed=True)
-        entry = self._entries[key]
-        used = entry.ticket
-        effects = _orphaned(entry, "its pull failed")
-        lost = isinstance(event.error, LeaseLost)
-        for request_id in [i for i, t in entry.tickets.items() if t is used or not (lost or other_slot(t, used))]:
-            effects += self._fail(request_id, key, event.error, now_s)
-        return effects + self._not_pulled(key, entry, event.quarantined, now_s)
-
-    def _pull_stopped(self, event: PullStopped, now_s: float) -> list[Effect]:
-        """Requests that have come for it since then get a pull of their own."""
-        key = self._ended(event.pull_id)
-        entry = self._entries[key]
-        return _orphaned(entry, "its pull was stopped") + self._not_pulled(key, entry, event.quarantined, now_s)
 
     def _not_pulled(self, key: Key, entry: _Entry, quarantined: tuple[Range, ...], now_s: float) -> list[Effect]:
         """Set its memory aside, which a late write may reach, and pull again for those who need it."""
@@ -474,24 +502,7 @@ class TensorCache:
                 )
         return effects
 
-    def _release_tickets(self, entry: _Entry, reason: str) -> list[Effect]:
-        effects: list[Effect] = [ReleaseLease(ticket, reason) for ticket in entry.tickets.values()]
-        entry.tickets = {}
-        return effects + _orphaned(entry, reason)
-
     # --- leaving -----------------------------------------------------------------------------------------------------
-
-    def _leave(self, request_id: str, now_s: float) -> list[Effect]:
-        self._failing.pop(request_id, None)
-        waiting = self._waiting.pop(request_id, None)
-        if waiting is not None:
-            effects: list[Effect] = [ReleaseLease(ticket, "the request left") for ticket in waiting.tickets]
-            return effects + self._admit(now_s)
-        if request_id not in self._requests:
-            return []
-        keys = self._requests[request_id].keys
-        effects = self._withdraw(request_id, failed=None) + self._drop_unneeded(keys)
-        return effects + self._admit(now_s) if self._waiting else effects
 
     def _drop_unneeded(self, keys: Iterable[Key]) -> list[Effect]:
         """Cancel pulls that no request needs any more."""
@@ -509,7 +520,7 @@ class TensorCache:
             del self._pulls[entry.pull_id], self._entries[key]
             self._pinned_bytes -= self._extents.size(entry.offset)
             self._extents.free(entry.offset)
-            effects += self._release_tickets(entry, "nobody needs it any more")
+            effects += _released(entry)
         return effects
 
     def _withdraw(self, request_id: str, *, failed: Key | None) -> list[Effect]:
@@ -525,7 +536,7 @@ class TensorCache:
             if ticket is entry.ticket and key != failed:
                 entry.orphan = ticket
             else:
-                effects.append(ReleaseLease(ticket, "its pull failed" if key == failed else "the request left"))
+                effects.append(ticket)
         return effects
 
     def _rest(self, key: Key, entry: _Entry) -> None:
@@ -584,10 +595,16 @@ class TensorCache:
         assert len(self._waiting) <= self._limits.max_waiting_requests, "too many in line"
 
 
-def _orphaned(entry: _Entry, reason: str) -> list[Effect]:
-    """Return the lease of a ticket in use whose request has left."""
+def _released(entry: _Entry) -> list[Effect]:
+    """All tickets of an entry that needs none any more."""
+    tickets, entry.tickets = entry.tickets, {}
+    return [*tickets.values(), *_orphaned(entry)]
+
+
+def _orphaned(entry: _Entry) -> list[Effect]:
+    """The ticket in use whose request has left."""
     orphan, entry.orphan = entry.orphan, None
-    return [] if orphan is None else [ReleaseLease(orphan, reason)]
+    return [] if orphan is None else [orphan]
 
 
 def same_embedding(a: Ticket, b: Ticket) -> bool:

@@ -10,10 +10,10 @@ from triptych.domain.instance import StageLoad
 from triptych.domain.item_plan import ItemPlan
 from triptych.domain.media import digest_of
 from triptych.domain.queue_position import QueuePosition, RelativeQueuePosition
-from triptych.errors import DeadlineExceeded, InternalError, InvalidMedia, Overloaded, TriptychError
+from triptych.errors import DeadlineExceeded, InternalError, TriptychError
 from triptych.machine.arena.arena import ArenaMachine
 from triptych.machine.arena.slots import Slot
-from triptych.machine.encoder import batch_queue
+from triptych.machine.encoder.batch_queue import BatchQueue
 from triptych.policy.costs import Costs
 from triptych.policy.iteration import ImageBudget
 from triptych.services.encoder.settings import EncoderSettings
@@ -153,7 +153,7 @@ class SimEncoder:
         bytes_per_pixel: float,
         on_change: Callable[[], None],
     ) -> None:
-        self.queue = batch_queue.BatchQueue(settings.batches, max_preparing=cores)
+        self.queue = BatchQueue(settings.batches, max_preparing=cores)
         self.arena = arena
         self._agenda = agenda
         self._activity = activity
@@ -180,28 +180,25 @@ class SimEncoder:
         if (slot := self.arena.machine.find(key)) is not None:
             self._answer(call, self._granted(key, call, slot.tokens, None))
             return
+        try:
+            started = self.queue.arrive(
+                key,
+                call.number,
+                tokens=plan.tokens,
+                nbytes=plan.info.nbytes + 4 * (plan.info.pixels + plan.info.samples),
+                deadline_s=call.arrived_s + call.timeout_s,
+                now_s=call.arrived_s,
+                modality=plan.info.modality,
+                position=call.position,
+            )
+        except TriptychError as error:
+            self._answer(call, error)
+            return
         flight = self._flights.get(key)
-        is_new = flight is None
         if flight is None:
             flight = self._flights[key] = _Flight(key, plan)
         flight.calls[call.number] = call
-        arrive = batch_queue.Arrive(
-            key,
-            call.number,
-            plan.tokens,
-            plan.info.nbytes + 4 * (plan.info.pixels + plan.info.samples),
-            call.arrived_s + call.timeout_s,
-            modality=plan.info.modality,
-            position=call.position,
-        )
-        effects = self.queue.handle(arrive, call.arrived_s)
-        if is_new and isinstance(effects[0] if effects else None, batch_queue.RefuseCaller):
-            refused = effects[0]
-            assert isinstance(refused, batch_queue.RefuseCaller)  # noqa: S101 - as above
-            del self._flights[key]
-            self._answer(call, Overloaded(refused.reason) if refused.fits else InvalidMedia(refused.reason))
-            return
-        self._apply(effects)
+        self._start_preparing(started)
         self._on_change()
 
     def cancel(self, call: EncodeCall) -> None:
@@ -209,7 +206,8 @@ class SimEncoder:
         flight = self._flights.get(call.key)
         if flight is None or flight.calls.pop(call.number, None) is None:
             return
-        self._apply(self.queue.handle(batch_queue.CallerLeft(flight.key, call.number), self._agenda.now_s))
+        if self.queue.leave(flight.key, call.number):
+            self._end(flight)
         self._on_change()
 
     def _answer(self, call: EncodeCall, answer: EncodeResult | TriptychError) -> None:
@@ -240,20 +238,9 @@ class SimEncoder:
 
     # --- the queue ---------------------------------------------------------------------------------------------------
 
-    def _apply(self, effects: Sequence[batch_queue.Effect]) -> tuple[bytes, ...]:
-        """The keys of a batch to encode."""
-        batch: tuple[bytes, ...] = ()
-        for effect in effects:
-            match effect:
-                case batch_queue.StartPreparing(key):
-                    self._agenda.soon(self._prepare, self._flights[key])
-                case batch_queue.EncodeBatch(keys):
-                    batch = keys
-                case batch_queue.Drop(key, expired, reason):
-                    self._fail(self._flights[key], DeadlineExceeded(reason) if expired else Overloaded(reason))
-                case batch_queue.RefuseCaller():
-                    raise AssertionError("a caller of a flight that runs is not refused")
-        return batch
+    def _start_preparing(self, keys: Sequence[bytes]) -> None:
+        for key in keys:
+            self._agenda.soon(self._prepare, self._flights[key])
 
     def _prepare(self, flight: _Flight) -> None:
         if not flight.calls:
@@ -271,12 +258,12 @@ class SimEncoder:
         plan = flight.plan
         try:
             flight.slot = self.arena.reserve(flight.key, plan.tensors, plan.tokens)
+            nbytes = sum([spec.nbytes for spec in plan.tensors])
+            started = self.queue.prepared(flight.key, embedding_tokens(plan.tensors), nbytes, self._agenda.now_s)
         except TriptychError as error:
             self._fail(flight, error)
             return
-        nbytes = sum([spec.nbytes for spec in plan.tensors])
-        prepared = batch_queue.ItemPrepared(flight.key, embedding_tokens(plan.tensors), nbytes)
-        self._apply(self.queue.handle(prepared, self._agenda.now_s))
+        self._start_preparing(started)
         self.on_ready()
         self._on_change()
 
@@ -290,7 +277,7 @@ class SimEncoder:
             self.arena.abandon(flight.slot)
             flight.slot = None
         del self._flights[flight.key]
-        self._apply(self.queue.handle(batch_queue.Done(flight.key), self._agenda.now_s))
+        self._start_preparing(self.queue.done(flight.key, self._agenda.now_s))
         self._on_change()
 
     # --- batches -----------------------------------------------------------------------------------------------------
@@ -307,10 +294,11 @@ class SimEncoder:
     def encode_batch(self, then: Callable[[], None], budget: ImageBudget | None = None) -> bool:
         """Encode one batch within ``budget``, and call ``then`` when it is done. False if there is none."""
         now_s = self._agenda.now_s
-        keys = self._apply(self.queue.handle(batch_queue.Take(budget), now_s))
-        if not keys:
+        for key in self.queue.expired(now_s):
+            self._fail(self._flights[key], DeadlineExceeded("the time that its callers gave is over"))
+        batch = [self._flights[key] for key in self.queue.take(now_s, budget)]
+        if not batch:
             return False
-        batch = [self._flights[key] for key in keys]
         took_s = self._times.encode_s([embedding_tokens(flight.plan.tensors) for flight in batch])
         self._activity.did("encode", now_s, now_s + took_s, len(batch))
         self._agenda.after(took_s, self._encoded, batch, now_s, then)

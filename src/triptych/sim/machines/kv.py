@@ -18,7 +18,7 @@ from triptych.domain.queue_position import QueuePosition
 from triptych.errors import Cancelled, TriptychError
 from triptych.machine.arena.extents import round_up
 from triptych.machine.arena.slots import Slot
-from triptych.machine.text.tensor_events import Acquire, CachedSlot
+from triptych.machine.text.tensor_effects import CachedSlot
 
 from ..agenda import Agenda  # noqa: TID252 - of the simulator
 from .encoder import SimArena
@@ -335,8 +335,8 @@ class KvImport:
                 continue
             pull = _Pull(name, segment)
             self._pulls.append(pull)
-            acquire = Acquire(name, (ticket,), self._call.queue_position, transient=True)
-            self._agenda.soon(self._text.receiver.acquire, acquire, partial(self._came, pull))
+            acquire = partial(self._text.receiver.acquire, name, (ticket,), self._call.queue_position, transient=True)
+            self._agenda.soon(acquire, partial(self._came, pull))
         if not self._pulls:
             self._text.between(0, self._all_arrived, lambda _: self._end())
         elif self._pulls[0].slots is not None:

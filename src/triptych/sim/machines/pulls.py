@@ -6,23 +6,16 @@ from dataclasses import dataclass, field
 from math import ceil
 
 from triptych.domain.embedding import LeaseId, Ticket
+from triptych.domain.queue_position import QueuePosition
 from triptych.errors import LeaseLost, TriptychError
 from triptych.machine.text.tensor_cache import TensorCache
-from triptych.machine.text.tensor_events import (
-    Acquire,
+from triptych.machine.text.tensor_effects import (
     Acquired,
     CachedSlot,
-    CopiesGone,
-    Event,
-    Pulled,
-    PullFailed,
-    PullStopped,
-    ReaderLeft,
-    ReleaseLease,
+    Effect,
     StartPull,
     StopPull,
     TensorsRefused,
-    TensorTick,
     TransferStats,
     WakeAt,
 )
@@ -86,23 +79,32 @@ class SimReceiver:
         self._pulls: dict[int, _Pull] = {}
         self._unreleased: dict[str, list[LeaseId]] = {}
 
-    def acquire(self, wants: Acquire, then: Then) -> None:
+    def acquire(
+        self,
+        request_id: str,
+        tickets: tuple[Ticket, ...],
+        queue_position: QueuePosition,
+        then: Then,
+        *,
+        transient: bool = False,
+    ) -> None:
         """Call ``then`` when all are here, or they cannot be. From here on the receiver releases the tickets' leases."""
-        self._wanted[wants.request_id] = then
-        self.handle(wants)
+        self._wanted[request_id] = then
+        now_s = self._agenda.now_s
+        self._apply(self.cache.acquire(request_id, tickets, queue_position, now_s, transient=transient))
 
     def leave(self, request_id: str) -> None:
         self._wanted.pop(request_id, None)
-        self.handle(ReaderLeft(request_id))
+        self._apply(self.cache.leave(request_id, self._agenda.now_s))
 
     def copies_gone(self, request_id: str) -> None:
-        self.handle(CopiesGone(request_id))
+        self._apply(self.cache.copies_gone(request_id, self._agenda.now_s))
 
     def tick(self) -> None:
-        self.handle(TensorTick(()))
+        self._apply(self.cache.tick((), self._agenda.now_s))
 
-    def handle(self, event: Event) -> None:
-        for effect in self.cache.handle(event, self._agenda.now_s):
+    def _apply(self, effects: list[Effect]) -> None:
+        for effect in effects:
             match effect:
                 case StartPull():
                     self._agenda.soon(self._connect, effect)
@@ -112,8 +114,8 @@ class SimReceiver:
                 case TensorsRefused(request_id, error):
                     if (then := self._wanted.pop(request_id, None)) is not None:
                         self._agenda.soon(then, error)
-                case ReleaseLease(ticket):
-                    self.release(ticket)
+                case Ticket():
+                    self.release(effect)
                 case StopPull(pull_id):
                     if (pull := self._pulls.get(pull_id)) is not None and not pull.is_stopped:
                         pull.is_stopped = True
@@ -183,7 +185,8 @@ class SimReceiver:
             self._arrived(pull)
         else:
             del self._pulls[pull.start.pull_id]
-            self.handle(PullFailed(pull.start.pull_id, LeaseLost("the holder does not know the lease")))
+            error = LeaseLost("the holder does not know the lease")
+            self._apply(self.cache.pull_failed(pull.start.pull_id, error, now_s))
 
     def _leave_peer(self, holder: str) -> None:
         peer = self._peers[holder]
@@ -193,8 +196,9 @@ class SimReceiver:
     def _arrived(self, pull: _Pull) -> None:
         pull_id = pull.start.pull_id
         del self._pulls[pull_id]
-        took_s = self._agenda.now_s - pull.began_s
-        self.handle(Pulled(pull_id, TransferStats(MEMORY, pull.start.ticket.slot_nbytes, took_s)))
+        now_s = self._agenda.now_s
+        stats = TransferStats(MEMORY, pull.start.ticket.slot_nbytes, now_s - pull.began_s)
+        self._apply(self.cache.pulled(pull_id, stats, now_s))
 
     def _stop(self, pull: _Pull) -> None:
         """Stop a pull that nobody needs."""
@@ -206,7 +210,7 @@ class SimReceiver:
         if holder != self._name:
             self._leave_peer(holder)
             self._peers[holder].is_open = False
-        self.handle(PullStopped(pull.start.pull_id))
+        self._apply(self.cache.pull_stopped(pull.start.pull_id, self._agenda.now_s))
 
     # --- leases ------------------------------------------------------------------------------------------------------
 

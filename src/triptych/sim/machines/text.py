@@ -24,7 +24,7 @@ from triptych.machine.arena.slots import Slot
 from triptych.machine.router.request_events import AttemptKind, Generate
 from triptych.machine.text.counted_batch import CountedBatch, CountedSequence, CountedStep
 from triptych.machine.text.device_turns import DeviceTurns
-from triptych.machine.text.tensor_events import Acquire, CachedSlot
+from triptych.machine.text.tensor_effects import CachedSlot
 from triptych.machine.text.unbegun import UnbegunPositions
 from triptych.policy.batching import most_copied_nbytes
 from triptych.policy.costs import Costs
@@ -290,9 +290,7 @@ class SimText:
         self._reporter.notify()
         if tickets:
             call.in_receiver = call.has_copies = True
-            self.receiver.acquire(
-                Acquire(call.job_id, tickets, call.queue_position), lambda slots: self._acquired(call, slots)
-            )
+            self.receiver.acquire(call.job_id, tickets, call.queue_position, lambda slots: self._acquired(call, slots))
         else:
             self._enter(call)
 

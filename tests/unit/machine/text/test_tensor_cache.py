@@ -10,21 +10,13 @@ from triptych.domain.queue_position import QueuePosition
 from triptych.errors import InvalidRequest, LeaseLost, Overloaded, TransferFailed
 from triptych.machine.text.pull_queue import PullLimits
 from triptych.machine.text.tensor_cache import CacheLimits, TensorCache
-from triptych.machine.text.tensor_events import (
-    Acquire,
+from triptych.machine.text.tensor_effects import (
     Acquired,
-    CopiesGone,
     Effect,
-    Pulled,
-    PullFailed,
-    PullStopped,
-    ReaderLeft,
-    ReleaseLease,
     StartPull,
     StopPull,
     TensorEvicted,
     TensorsRefused,
-    TensorTick,
     TransferStats,
     WaitsForRoom,
     WakeAt,
@@ -58,9 +50,8 @@ def cache(
 def acquire(
     machine: TensorCache, request_id: str, *tickets: Ticket, deadline_s: float = 0.0, transient: bool = False
 ) -> list[Effect]:
-    effects = machine.handle(
-        Acquire(request_id, tickets, QueuePosition(0, deadline_s, next(_arrivals)), transient), 0.0
-    )
+    queue_position = QueuePosition(0, deadline_s, next(_arrivals))
+    effects = machine.acquire(request_id, tickets, queue_position, 0.0, transient=transient)
     machine.validate()
     return effects
 
@@ -72,7 +63,7 @@ def pulls(effects: list[Effect]) -> list[StartPull]:
 def fill(machine: TensorCache, request_id: str, *tickets: Ticket) -> list[Effect]:
     done: list[Effect] = []
     for pull in pulls(acquire(machine, request_id, *tickets)):
-        done += machine.handle(Pulled(pull.pull_id, STATS), 0.0)
+        done += machine.pulled(pull.pull_id, STATS, 0.0)
     return done
 
 
@@ -80,12 +71,12 @@ def test_one_pull_serves_all_requests_for_an_embedding() -> None:
     machine = cache()
     [pull] = pulls(acquire(machine, "a", ticket(b"k")))
     assert acquire(machine, "b", ticket(b"k")) == []
-    effects = machine.handle(Pulled(pull.pull_id, STATS), 0.0)
+    effects = machine.pulled(pull.pull_id, STATS, 0.0)
     acquired = [effect for effect in effects if isinstance(effect, Acquired)]
     assert [(got.request_id, got.slots[0].stats) for got in acquired] == [("a", STATS), ("b", None)]
-    assert sum(isinstance(effect, ReleaseLease) for effect in effects) == 2
+    assert sum(isinstance(effect, Ticket) for effect in effects) == 2
     [released, hit] = acquire(machine, "c", ticket(b"k"))
-    assert isinstance(released, ReleaseLease)
+    assert isinstance(released, Ticket)
     assert isinstance(hit, Acquired)
 
 
@@ -95,7 +86,7 @@ def test_a_request_without_room_waits_without_holding_memory_and_is_admitted_lat
     [waiting] = acquire(machine, "b", ticket(b"x"), ticket(b"y"))
     assert isinstance(waiting, WaitsForRoom)
     assert machine.pinned_bytes == 1024
-    effects = machine.handle(ReaderLeft("a"), 0.0)
+    effects = machine.leave("a", 0.0)
     assert [effect.key for effect in effects if isinstance(effect, TensorEvicted)] == [b"k"]
     assert len(pulls(effects)) == 2
 
@@ -104,14 +95,14 @@ def test_bytes_are_pinned_cached_or_free() -> None:
     machine = cache(4096)
     fill(machine, "a", ticket(b"k"))
     fill(machine, "b", ticket(b"x", 2048))
-    machine.handle(ReaderLeft("a"), 0.0)
+    machine.leave("a", 0.0)
     assert (machine.pinned_bytes, machine.cached_bytes, machine.cached) == (2048, 1024, 2)
 
 
 def test_nothing_is_evicted_for_a_request_that_must_wait_anyway() -> None:
     machine = cache(3072)
     fill(machine, "a", ticket(b"idle"))
-    machine.handle(ReaderLeft("a"), 0.0)
+    machine.leave("a", 0.0)
     fill(machine, "b", ticket(b"pinned"))
     [waiting] = acquire(machine, "c", ticket(b"x"), ticket(b"y"), ticket(b"z"))
     assert isinstance(waiting, WaitsForRoom)
@@ -121,9 +112,9 @@ def test_nothing_is_evicted_for_a_request_that_must_wait_anyway() -> None:
 def test_tensors_that_a_waiting_request_needs_are_not_evicted_for_it() -> None:
     machine = cache(2048)
     fill(machine, "a", ticket(b"mine"))
-    machine.handle(ReaderLeft("a"), 0.0)
+    machine.leave("a", 0.0)
     fill(machine, "b", ticket(b"other"))
-    machine.handle(ReaderLeft("b"), 0.0)
+    machine.leave("b", 0.0)
     effects = acquire(machine, "c", ticket(b"mine"), ticket(b"new"))
     assert [effect.key for effect in effects if isinstance(effect, TensorEvicted)] == [b"other"]
     assert [pull.ticket.key for pull in pulls(effects)] == [b"new"]
@@ -133,7 +124,7 @@ def test_cached_tensors_of_a_request_do_not_count_as_room_for_its_missing_ones()
     machine = cache(3072)
     for key in (b"mine", b"other"):
         fill(machine, key.decode(), ticket(key))
-        machine.handle(ReaderLeft(key.decode()), 0.0)
+        machine.leave(key.decode(), 0.0)
     fill(machine, "b", ticket(b"pinned"))
     [waiting] = acquire(machine, "c", ticket(b"mine"), ticket(b"x"), ticket(b"y"))
     assert isinstance(waiting, WaitsForRoom)
@@ -157,7 +148,7 @@ def test_a_request_refused_while_waiting_does_not_block_later_ones() -> None:
     acquire(machine, "contradicts", ticket(b"k", 512), deadline_s=2.0)
     acquire(machine, "behind", ticket(b"k"), deadline_s=3.0)
     assert machine.waiting == 3
-    effects = machine.handle(ReaderLeft("z"), 0.0)
+    effects = machine.leave("z", 0.0)
     assert [effect.request_id for effect in effects if isinstance(effect, TensorsRefused)] == ["contradicts"]
     assert [effect.request_id for effect in effects if isinstance(effect, Acquired)] == ["behind"]
     assert machine.waiting == 0
@@ -169,8 +160,8 @@ def test_the_largest_item_of_a_request_is_placed_first() -> None:
     [kept] = pulls(acquire(machine, "b", ticket(b"1", 64)))
     [other] = pulls(acquire(machine, "c", ticket(b"4", 4 * 64)))
     for pull in (hole, other):
-        machine.handle(PullFailed(pull.pull_id, TransferFailed("broken")), 0.0)
-    machine.handle(Pulled(kept.pull_id, STATS), 0.0)
+        machine.pull_failed(pull.pull_id, TransferFailed("broken"), 0.0)
+    machine.pulled(kept.pull_id, STATS, 0.0)
     wanted = [ticket(b"x", 2 * 64), ticket(b"y", 3 * 64), ticket(b"z", 4 * 64)]
     assert len(pulls(acquire(machine, "d", *wanted))) == 3
 
@@ -182,7 +173,7 @@ def test_the_most_urgent_waiting_request_is_admitted_first_and_not_overtaken() -
         assert isinstance(
             acquire(machine, request_id, ticket(request_id.encode(), nbytes), deadline_s=deadline_s)[-1], WaitsForRoom
         )
-    assert [pull.ticket.key for pull in pulls(machine.handle(ReaderLeft("a"), 0.0))] == [b"urgent"]
+    assert [pull.ticket.key for pull in pulls(machine.leave("a", 0.0))] == [b"urgent"]
     assert machine.waiting == 2
 
 
@@ -190,11 +181,11 @@ def test_a_pull_that_nobody_needs_is_stopped_and_who_comes_meanwhile_gets_anothe
     machine = cache()
     [pull] = pulls(acquire(machine, "a", ticket(b"k")))
     acquire(machine, "b", ticket(b"k"))
-    assert not [effect for effect in machine.handle(ReaderLeft("a"), 0.0) if isinstance(effect, StopPull)], "b needs it"
-    [stop] = [effect for effect in machine.handle(ReaderLeft("b"), 0.0) if isinstance(effect, StopPull)]
+    assert not [effect for effect in machine.leave("a", 0.0) if isinstance(effect, StopPull)], "b needs it"
+    [stop] = [effect for effect in machine.leave("b", 0.0) if isinstance(effect, StopPull)]
     assert stop.pull_id == pull.pull_id
     assert acquire(machine, "c", ticket(b"k")) == []
-    effects = machine.handle(PullStopped(pull.pull_id, ((pull.offset, 1024),)), 0.0)
+    effects = machine.pull_stopped(pull.pull_id, 0.0, ((pull.offset, 1024),))
     [again] = pulls(effects)
     assert again.offset != pull.offset, "a late write may still reach the memory"
     assert not [effect for effect in effects if isinstance(effect, TensorsRefused)]
@@ -204,9 +195,9 @@ def test_a_pull_that_nobody_needs_is_stopped_and_who_comes_meanwhile_gets_anothe
 def test_the_end_of_an_abandoned_pull_admits_a_waiting_request() -> None:
     machine = cache(1024)
     [pull] = pulls(acquire(machine, "a", ticket(b"a")))
-    machine.handle(ReaderLeft("a"), 0.0)
+    machine.leave("a", 0.0)
     assert isinstance(acquire(machine, "b", ticket(b"b"))[-1], WaitsForRoom)
-    assert [started.ticket.key for started in pulls(machine.handle(Pulled(pull.pull_id, STATS), 0.0))] == [b"b"]
+    assert [started.ticket.key for started in pulls(machine.pulled(pull.pull_id, STATS, 0.0))] == [b"b"]
 
 
 def test_a_pull_has_the_urgency_of_its_most_urgent_request() -> None:
@@ -216,7 +207,7 @@ def test_a_pull_has_the_urgency_of_its_most_urgent_request() -> None:
         assert pulls(acquire(machine, request_id, ticket(key), deadline_s=deadline_s)) == []
     order = []
     for _ in range(2):
-        [first] = pulls(machine.handle(Pulled(first.pull_id, STATS), 0.0))
+        [first] = pulls(machine.pulled(first.pull_id, STATS, 0.0))
         order.append(first.ticket.key)
     assert order == [b"2", b"1"]
 
@@ -225,16 +216,16 @@ def test_a_lower_priority_number_pulls_first_regardless_of_deadlines() -> None:
     machine = cache(pulls=ONE)
     [first] = pulls(acquire(machine, "a", ticket(b"0")))
     for key, queue_position in ((b"1", QueuePosition(1, 0.5, 2)), (b"2", QueuePosition(0, 9.0, 3))):
-        machine.handle(Acquire(key.decode(), (ticket(key),), queue_position), 0.0)
-    assert [pull.ticket.key for pull in pulls(machine.handle(Pulled(first.pull_id, STATS), 0.0))] == [b"2"]
+        machine.acquire(key.decode(), (ticket(key),), queue_position, 0.0)
+    assert [pull.ticket.key for pull in pulls(machine.pulled(first.pull_id, STATS, 0.0))] == [b"2"]
 
 
 def test_a_lower_priority_number_is_admitted_first() -> None:
     machine = cache(1024)
     fill(machine, "a", ticket(b"a"))
     for key, queue_position in ((b"1", QueuePosition(1, 0.5, 2)), (b"2", QueuePosition(0, 9.0, 3))):
-        machine.handle(Acquire(key.decode(), (ticket(key),), queue_position), 0.0)
-    assert [pull.ticket.key for pull in pulls(machine.handle(ReaderLeft("a"), 0.0))] == [b"2"]
+        machine.acquire(key.decode(), (ticket(key),), queue_position, 0.0)
+    assert [pull.ticket.key for pull in pulls(machine.leave("a", 0.0))] == [b"2"]
 
 
 def test_what_is_lost_is_admitted_last() -> None:
@@ -242,8 +233,8 @@ def test_what_is_lost_is_admitted_last() -> None:
     fill(machine, "a", ticket(b"a"))
     lost, short = QueuePosition(0, 1.0, 2, lost_s=0.5, aged_s=30.0), QueuePosition(0, 3.0, 3, lost_s=2.5, aged_s=31.0)
     for key, queue_position in ((b"1", lost), (b"2", short)):
-        machine.handle(Acquire(key.decode(), (ticket(key),), queue_position), 0.0)
-    assert [pull.ticket.key for pull in pulls(machine.handle(ReaderLeft("a"), 1.0))] == [b"2"]
+        machine.acquire(key.decode(), (ticket(key),), queue_position, 0.0)
+    assert [pull.ticket.key for pull in pulls(machine.leave("a", 1.0))] == [b"2"]
 
 
 def test_a_queued_pull_is_dropped_when_no_request_needs_it() -> None:
@@ -252,13 +243,13 @@ def test_a_queued_pull_is_dropped_when_no_request_needs_it() -> None:
     waiting = ticket(b"1")
     acquire(machine, "b", waiting)
     acquire(machine, "c", ticket(b"1"))
-    machine.handle(ReaderLeft("c"), 0.0)
+    machine.leave("c", 0.0)
     assert machine.pulls.waiting == 1
-    effects = machine.handle(ReaderLeft("b"), 0.0)
+    effects = machine.leave("b", 0.0)
     machine.validate()
-    assert [effect.ticket for effect in effects if isinstance(effect, ReleaseLease)] == [waiting]
+    assert [effect for effect in effects if isinstance(effect, Ticket)] == [waiting]
     assert (machine.pulls.waiting, machine.pinned_bytes) == (0, 1024)
-    assert pulls(machine.handle(Pulled(first.pull_id, STATS), 0.0)) == []
+    assert pulls(machine.pulled(first.pull_id, STATS, 0.0)) == []
 
 
 def test_memory_of_a_dropped_pull_admits_a_waiting_request() -> None:
@@ -266,7 +257,7 @@ def test_memory_of_a_dropped_pull_admits_a_waiting_request() -> None:
     acquire(machine, "a", ticket(b"0"))
     acquire(machine, "b", ticket(b"1"))
     assert isinstance(acquire(machine, "c", ticket(b"2"))[-1], WaitsForRoom)
-    machine.handle(ReaderLeft("b"), 0.0)
+    machine.leave("b", 0.0)
     machine.validate()
     assert (machine.waiting, machine.pulls.waiting) == (0, 1)
 
@@ -274,9 +265,9 @@ def test_memory_of_a_dropped_pull_admits_a_waiting_request() -> None:
 def test_a_pull_that_arrives_though_it_was_stopped_is_cached() -> None:
     machine = cache()
     [pull] = pulls(acquire(machine, "a", ticket(b"k")))
-    [stop] = machine.handle(ReaderLeft("a"), 0.0)
+    [stop] = machine.leave("a", 0.0)
     assert isinstance(stop, StopPull)
-    machine.handle(Pulled(pull.pull_id, STATS), 0.0)
+    machine.pulled(pull.pull_id, STATS, 0.0)
     assert machine.cached == 1
 
 
@@ -287,60 +278,58 @@ def test_failures_of_a_request_are_collected_within_the_grace_period() -> None:
 
     machine = cache(grace_s=0.5)
     x, y, z = pulls(acquire(machine, "a", ticket(b"x"), ticket(b"y"), ticket(b"z"), ticket(b"x")))
-    effects = machine.handle(PullFailed(x.pull_id, TransferFailed("broken")), 1.0)
+    effects = machine.pull_failed(x.pull_id, TransferFailed("broken"), 1.0)
     assert [effect.at_s for effect in effects if isinstance(effect, WakeAt)] == [1.5]
     assert failed(effects) == []
-    assert failed(machine.handle(PullFailed(y.pull_id, TransferFailed("broken")), 1.1)) == []
-    assert failed(machine.handle(Pulled(z.pull_id, STATS), 1.2)) == [(0, 1, 3)]
+    assert failed(machine.pull_failed(y.pull_id, TransferFailed("broken"), 1.1)) == []
+    assert failed(machine.pulled(z.pull_id, STATS, 1.2)) == [(0, 1, 3)]
     assert machine.cached == 1, "the tensors that arrived stay cached"
 
     first, second = pulls(acquire(machine, "b", ticket(b"x"), ticket(b"y")))
-    machine.handle(PullFailed(first.pull_id, TransferFailed("broken")), 2.0)
-    assert failed(machine.handle(TensorTick(()), 2.4)) == []
-    assert failed(machine.handle(TensorTick(()), 2.5)) == [(0,)]
-    assert failed(machine.handle(PullFailed(second.pull_id, TransferFailed("broken")), 3.0)) == []
+    machine.pull_failed(first.pull_id, TransferFailed("broken"), 2.0)
+    assert failed(machine.tick((), 2.4)) == []
+    assert failed(machine.tick((), 2.5)) == [(0,)]
+    assert failed(machine.pull_failed(second.pull_id, TransferFailed("broken"), 3.0)) == []
     machine.validate()
 
 
 def test_a_request_that_leaves_during_admission_gets_no_result() -> None:
     machine = cache(grace_s=0.5)
     first, second = pulls(acquire(machine, "a", ticket(b"x"), ticket(b"y")))
-    machine.handle(PullFailed(first.pull_id, TransferFailed("broken")), 0.0)
+    machine.pull_failed(first.pull_id, TransferFailed("broken"), 0.0)
     with pytest.raises(ValueError, match="here already"):
         acquire(machine, "a", ticket(b"x"))
-    machine.handle(ReaderLeft("a"), 0.1)
-    assert not [
-        effect for effect in machine.handle(Pulled(second.pull_id, STATS), 0.2) if isinstance(effect, TensorsRefused)
-    ]
+    machine.leave("a", 0.1)
+    assert not [effect for effect in machine.pulled(second.pull_id, STATS, 0.2) if isinstance(effect, TensorsRefused)]
 
 
 def test_copies_of_running_requests_are_bounded_and_a_large_one_may_use_the_bound_alone() -> None:
     machine = cache(8192, max_waiting=9, held_nbytes=2048)
     fill(machine, "a", ticket(b"a"))
-    machine.handle(ReaderLeft("a"), 0.0)
+    machine.leave("a", 0.0)
     fill(machine, "b", ticket(b"b"))
     assert (machine.held_bytes, machine.pinned_bytes) == (2048, 1024)
     for request_id, nbytes, due_s in (("large", 4096, 1.0), ("small", 512, 2.0)):
         assert pulls(acquire(machine, request_id, ticket(request_id.encode(), nbytes), deadline_s=due_s)) == []
-    assert machine.handle(CopiesGone("a"), 0.0) == []
-    machine.handle(ReaderLeft("b"), 0.0)
-    assert [pull.ticket.key for pull in pulls(machine.handle(CopiesGone("b"), 0.0))] == [b"large"]
+    assert machine.copies_gone("a", 0.0) == []
+    machine.leave("b", 0.0)
+    assert [pull.ticket.key for pull in pulls(machine.copies_gone("b", 0.0))] == [b"large"]
     machine.validate()
-    assert machine.handle(CopiesGone("nobody"), 0.0) == []
-    machine.handle(ReaderLeft("large"), 0.0)
-    assert [pull.ticket.key for pull in pulls(machine.handle(CopiesGone("large"), 0.0))] == [b"small"]
+    assert machine.copies_gone("nobody", 0.0) == []
+    machine.leave("large", 0.0)
+    assert [pull.ticket.key for pull in pulls(machine.copies_gone("large", 0.0))] == [b"small"]
     machine.validate()
 
 
 def test_what_is_transient_passes_others_and_does_not_wait_for_copies() -> None:
     machine = cache(4096, held_nbytes=1024)
     fill(machine, "running", ticket(b"a", 1024))
-    machine.handle(ReaderLeft("running"), 0.0)
+    machine.leave("running", 0.0)
     assert pulls(acquire(machine, "waiting", ticket(b"b", 1024))) == []
     [pull] = pulls(acquire(machine, "segment", ticket(b"c", 1024), deadline_s=9.0, transient=True))
-    machine.handle(Pulled(pull.pull_id, STATS), 0.0)
-    machine.handle(ReaderLeft("segment"), 0.0)
-    machine.handle(CopiesGone("segment"), 0.0)
+    machine.pulled(pull.pull_id, STATS, 0.0)
+    machine.leave("segment", 0.0)
+    machine.copies_gone("segment", 0.0)
     assert (machine.held_bytes, machine.waiting, machine.pinned_bytes) == (1024, 1, 0)
     machine.validate()
 
@@ -368,7 +357,7 @@ def test_a_cached_entry_with_other_tensor_specs_is_a_miss() -> None:
     assert isinstance(refused, TensorsRefused)
     assert isinstance(refused.error, TransferFailed)
     assert refused.error.items == (1,)
-    machine.handle(ReaderLeft("a"), 0.0)
+    machine.leave("a", 0.0)
     effects = acquire(machine, "c", replace(ticket(b"k", 1024), tokens=4))
     assert isinstance(effects[0], TensorEvicted)
     assert len(pulls(effects)) == 1
@@ -377,11 +366,11 @@ def test_a_cached_entry_with_other_tensor_specs_is_a_miss() -> None:
 def test_a_failed_pull_names_its_items_and_is_not_cached() -> None:
     machine = cache()
     first, second = pulls(acquire(machine, "a", ticket(b"x"), ticket(b"y"), ticket(b"y")))
-    effects = machine.handle(PullFailed(second.pull_id, TransferFailed("broken")), 0.0)
+    effects = machine.pull_failed(second.pull_id, TransferFailed("broken"), 0.0)
     [refused] = [effect for effect in effects if isinstance(effect, TensorsRefused)]
     assert isinstance(refused.error, TransferFailed)
     assert refused.error.items == (1, 2)
-    machine.handle(Pulled(first.pull_id, STATS), 0.0)
+    machine.pulled(first.pull_id, STATS, 0.0)
     assert (machine.cached, machine.pinned_bytes) == (1, 0)
 
 
@@ -390,7 +379,7 @@ def test_another_requests_ticket_is_used_when_a_pull_fails() -> None:
     [pull] = pulls(acquire(machine, "a", ticket(b"k", holder="dead"), deadline_s=1.0))
     acquire(machine, "patient", ticket(b"k", holder="alive too"), deadline_s=9.0)
     acquire(machine, "b", ticket(b"k", holder="alive"), deadline_s=5.0)
-    effects = machine.handle(PullFailed(pull.pull_id, TransferFailed("broken")), 0.0)
+    effects = machine.pull_failed(pull.pull_id, TransferFailed("broken"), 0.0)
     assert [effect.request_id for effect in effects if isinstance(effect, TensorsRefused)] == ["a"]
     [again] = pulls(effects)
     assert again.ticket.holder == "alive", "the more urgent of the two"
@@ -400,7 +389,7 @@ def test_a_lost_lease_fails_only_its_own_request() -> None:
     machine = cache()
     [pull] = pulls(acquire(machine, "a", ticket(b"k")))
     acquire(machine, "b", ticket(b"k"))
-    effects = machine.handle(PullFailed(pull.pull_id, LeaseLost("gone")), 0.0)
+    effects = machine.pull_failed(pull.pull_id, LeaseLost("gone"), 0.0)
     assert [effect.request_id for effect in effects if isinstance(effect, TensorsRefused)] == ["a"]
     assert len(pulls(effects)) == 1
 
@@ -409,11 +398,11 @@ def test_quarantined_memory_is_reused_only_after_the_quarantine() -> None:
     machine = cache(1024)
     [pull] = pulls(acquire(machine, "a", ticket(b"k")))
     quarantined = ((pull.offset, 1024),)
-    machine.handle(PullFailed(pull.pull_id, TransferFailed("late"), quarantined), 0.0)
+    machine.pull_failed(pull.pull_id, TransferFailed("late"), 0.0, quarantined)
     [waiting] = acquire(machine, "b", ticket(b"k"))
     assert isinstance(waiting, WaitsForRoom)
-    assert machine.handle(TensorTick(quarantined), 0.0) == []
-    assert len(pulls(machine.handle(TensorTick(()), 0.0))) == 1
+    assert machine.tick(quarantined, 0.0) == []
+    assert len(pulls(machine.tick((), 0.0))) == 1
 
 
 def test_a_retry_uses_other_memory_or_fails_all_waiting_requests() -> None:
@@ -422,8 +411,7 @@ def test_a_retry_uses_other_memory_or_fails_all_waiting_requests() -> None:
         [pull] = pulls(acquire(machine, "a", ticket(b"k")))
         acquire(machine, "b", ticket(b"k", holder="another"))
         acquire(machine, "c", ticket(b"k", holder="another"))
-        failed = PullFailed(pull.pull_id, TransferFailed("late"), ((pull.offset, 1024),))
-        effects = machine.handle(failed, 0.0)
+        effects = machine.pull_failed(pull.pull_id, TransferFailed("late"), 0.0, ((pull.offset, 1024),))
         machine.validate()
         assert all(again.offset != pull.offset for again in pulls(effects))
         refused = [effect.request_id for effect in effects if isinstance(effect, TensorsRefused)]
@@ -434,13 +422,13 @@ def test_memory_beside_a_quarantined_range_is_free() -> None:
     machine = cache(3072)
     pull = pulls(acquire(machine, "a", ticket(b"1"), ticket(b"2"), ticket(b"3")))[1]
     assert pull.offset == 1024
-    machine.handle(PullFailed(pull.pull_id, TransferFailed("late"), ((0, 1024), (2048, 1024))), 0.0)
+    machine.pull_failed(pull.pull_id, TransferFailed("late"), 0.0, ((0, 1024), (2048, 1024)))
     machine.validate()
     assert pulls(acquire(machine, "b", ticket(b"4")))[0].offset == 1024
 
 
 class CacheModel(RuleBasedStateMachine):
-    """Any order of events: invariants hold, and every ticket is returned exactly once."""
+    """Any order of calls: invariants hold, and every ticket is returned exactly once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -469,8 +457,8 @@ class CacheModel(RuleBasedStateMachine):
                     self.unwanted.add(pull_id)
                 case TensorsRefused(request_id, _):
                     self.inside.pop(request_id, None)
-                case ReleaseLease():
-                    self.back[effect.ticket.lease_id] += 1
+                case Ticket():
+                    self.back[effect.lease_id] += 1
                 case _:
                     pass
 
@@ -493,12 +481,12 @@ class CacheModel(RuleBasedStateMachine):
     def end_pull(self, data: st.DataObject, outcome: str) -> None:
         pull = self.pulling.pop(data.draw(st.sampled_from(sorted(self.pulling))))
         if outcome == "ok":
-            self.apply(self.machine.handle(Pulled(pull.pull_id, STATS), self.now_s))
+            self.apply(self.machine.pulled(pull.pull_id, STATS, self.now_s))
             return
         if outcome == "late":
             self.quarantined.append((pull.offset, pull.ticket.slot_nbytes))
         error = LeaseLost("gone") if outcome == "lost" else TransferFailed("broken")
-        self.apply(self.machine.handle(PullFailed(pull.pull_id, error, tuple(self.quarantined)), self.now_s))
+        self.apply(self.machine.pull_failed(pull.pull_id, error, self.now_s, tuple(self.quarantined)))
 
     @precondition(lambda self: self.unwanted & self.pulling.keys())
     @rule(data=st.data(), late=st.booleans())
@@ -506,26 +494,26 @@ class CacheModel(RuleBasedStateMachine):
         pull = self.pulling.pop(data.draw(st.sampled_from(sorted(self.unwanted & self.pulling.keys()))))
         if late:
             self.quarantined.append((pull.offset, pull.ticket.slot_nbytes))
-        self.apply(self.machine.handle(PullStopped(pull.pull_id, tuple(self.quarantined)), self.now_s))
+        self.apply(self.machine.pull_stopped(pull.pull_id, self.now_s, tuple(self.quarantined)))
 
     @precondition(lambda self: self.inside)
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
         request_id = data.draw(st.sampled_from(sorted(self.inside)))
         del self.inside[request_id]
-        self.apply(self.machine.handle(ReaderLeft(request_id), self.now_s))
+        self.apply(self.machine.leave(request_id, self.now_s))
         self.copied.append(request_id)
 
     @precondition(lambda self: self.copied)
     @rule()
     def copies_gone(self) -> None:
-        self.apply(self.machine.handle(CopiesGone(self.copied.pop()), self.now_s))
+        self.apply(self.machine.copies_gone(self.copied.pop(), self.now_s))
 
     @rule()
     def terminal(self) -> None:
         self.quarantined.clear()
         self.now_s += 1.0
-        self.apply(self.machine.handle(TensorTick(()), self.now_s))
+        self.apply(self.machine.tick((), self.now_s))
 
     @invariant()
     def holds(self) -> None:
@@ -535,15 +523,15 @@ class CacheModel(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Once all requests have left and all pulls have ended, nothing is held and every lease is returned."""
         for request_id in list(self.inside):
-            self.apply(self.machine.handle(ReaderLeft(request_id), self.now_s))
+            self.apply(self.machine.leave(request_id, self.now_s))
             self.copied.append(request_id)
         for request_id in self.copied:
-            self.apply(self.machine.handle(CopiesGone(request_id), self.now_s))
+            self.apply(self.machine.copies_gone(request_id, self.now_s))
         self.quarantined.clear()
         while self.pulling:
             pull_id, _ = self.pulling.popitem()
-            self.apply(self.machine.handle(Pulled(pull_id, STATS), self.now_s))
-        self.apply(self.machine.handle(TensorTick(()), self.now_s))
+            self.apply(self.machine.pulled(pull_id, STATS, self.now_s))
+        self.apply(self.machine.tick((), self.now_s))
         assert self.machine.pinned_bytes == 0
         assert self.machine.waiting == 0
         assert self.machine.held_bytes == 0
@@ -559,8 +547,8 @@ def test_a_request_is_placed_although_its_own_cached_tensors_fragment_the_memory
     for request_id, held in around.items():
         fill(machine, request_id, held)
     for request_id in around:
-        machine.handle(ReaderLeft(request_id), 0.0)
-        machine.handle(CopiesGone(request_id), 0.0)
+        machine.leave(request_id, 0.0)
+        machine.copies_gone(request_id, 0.0)
     started = pulls(acquire(machine, "large", ticket(b"a", 1024), ticket(b"b", 2048)))
     assert sorted(pull.ticket.key for pull in started) == [b"a", b"b"]
     assert machine.waiting == 0
