@@ -10,7 +10,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, Router
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from triptych.domain.generation import ChatEvent, ChatFinished, ChoiceFinished, TokenChunk, ToolCallMade
 from triptych.errors import Overloaded, TriptychError
@@ -144,20 +144,14 @@ class Exchange:
     lifetime: RequestLifetime
     scope: Scope
     receive: Receive
-    pass_on: Send
+    send: Send
     streaming: bool = False
     """The 200 of a stream has been sent: errors are reported in the stream from here on."""
-
-    async def send(self, message: Message) -> None:
-        """Send a part of the answer. Raises DeadlineExceeded instead of beginning one after the deadline."""
-        if message["type"] == "http.response.start":
-            self.lifetime.check()
-        await self.pass_on(message)
 
     async def answer(self, body: object) -> None:
         """Send a whole answer as JSON. Raises DeadlineExceeded instead after the deadline."""
         self.lifetime.check()
-        await JSONResponse(body)(self.scope, self.receive, self.pass_on)
+        await JSONResponse(body)(self.scope, self.receive, self.send)
 
 
 Respond = Callable[[Exchange, ParsedRequest], Awaitable[None]]
@@ -234,7 +228,8 @@ class Tokenize:
 
 
 async def _stream(exchange: Exchange, form: Form, answer: OpenAnswer) -> None:
-    """Send server-sent events. A stream that fails ends without [DONE]."""
+    """Send server-sent events. A stream that fails ends without [DONE]. Raises DeadlineExceeded instead of beginning after the deadline."""
+    exchange.lifetime.check()
     await exchange.send({"type": "http.response.start", "status": 200, "headers": list(_STREAM_HEADERS)})
     exchange.streaming = True
     exchange.scope["state"][FILLER] = _COMMENT
