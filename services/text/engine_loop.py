@@ -199,21 +199,25 @@ class EngineLoop:
         """
         try:
             while True:
-                if not (self._can_step or self._encode_ready):
+                can_step = self._can_step
+                if not (can_step or self._encode_ready):
                     await self._wake.wait()
                 self._wake.clear()
-                await self._apply()
+                if self._joining or self._cancelled or self._copies or self._unbegun.by_request:
+                    await self._apply()
+                    can_step = self._can_step
                 iteration = (
                     _ALONE
                     if self._scheduler is None
                     else self._scheduler.next(
-                        prefill_queue_position=self.load.prefill_queue_position, can_step=self._can_step
+                        prefill_queue_position=self.load.prefill_queue_position, can_step=can_step
                     )
                 )
                 encoder = self._scheduler if iteration.encode else None
                 if encoder is not None and encoder.turns.encode_first:
                     await encoder.encode()
-                if self._can_step or self._is_lost:
+                    can_step = self._can_step
+                if can_step or self._is_lost:
                     await self._step(iteration)
                 if encoder is not None and not encoder.turns.encode_first:
                     await encoder.encode()

@@ -76,6 +76,8 @@ class Generation:
             arrival=number,
             position=request.position,
         )
+        self._begun = request.begun
+        """By choice that is to run, the tokens that it has already."""
         most = 1 if request.transfers_kv else request.sampling.max_tokens or 0
         self._job = Job(
             f"{request.request_id}/{number}",
@@ -84,7 +86,7 @@ class Generation:
             deadline_s,
             queue_position,
             self._departure,
-            tokens=len(request.token_ids) + len(request.begun) * most,
+            tokens=len(request.token_ids) + len(self._begun) * most,
         )
         self._request = request
         self._serving = serving
@@ -160,11 +162,10 @@ class Generation:
     async def _new_answers(self) -> dict[int, Answer]:
         """An answer per choice to run, after the tokens that it has already."""
         serving, request = self._serving, self._request
-        begun = request.begun
-        answers = {choice: Answer(serving.new_detokenizer(), request.sampling, choice) for choice in begun}
+        answers = {choice: Answer(serving.new_detokenizer(), request.sampling, choice) for choice in self._begun}
         if request.continued:
             async with self._departure.bounded():
-                await serving.offload.run(_replay, answers, begun)
+                await serving.offload.run(_replay, answers, self._begun)
         return answers
 
     async def _begin(self) -> tuple[Ready, Sequences]:

@@ -55,7 +55,8 @@ class Probing:
     def accepted(self, now_s: Seconds) -> None:
         """Count one that was accepted."""
         self._accepted.append(now_s)
-        self._forget(now_s)
+        if self._remembers:
+            self._forget(now_s)
 
     def take(self, now_s: Seconds) -> bool:
         """Whether one more is let through."""

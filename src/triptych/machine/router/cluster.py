@@ -136,8 +136,8 @@ class ClusterMachine:
         self._policies = policies
         self._rng = rng
         encode_times, text_times = EncodeTimes(), RelativeTimes()
-        items_first = policies.lending is not None
-        self._backlogs = Backlogs(costs, encode_times, text_times, items_first) if policies.predict else None
+        self._lends = policies.lending is not None
+        self._backlogs = Backlogs(costs, encode_times, text_times, self._lends) if policies.predict else None
         self.instances = Instances(limits.max_embedding_hints, self._backlogs, max_keys)
         """For reading."""
         self._credits = CreditLedger(self.instances)
@@ -261,7 +261,8 @@ class ClusterMachine:
                 self._credits.give_back_leases(name, lease_ids)
                 for credit in credits_:
                     effects += self._return(credit, now_s)
-                effects += self._forget_if_over(self.instances.by_name.get(name), now_s)
+                if (instance := self.instances.by_name.get(name)) is not None and instance.leaving:
+                    effects += self._forget_if_over(instance, now_s)
                 if not credits_ and not effects:
                     return []  # it makes no room
             case EmbeddingGone():
@@ -304,10 +305,8 @@ class ClusterMachine:
         leaving = Logged(name, f"leaving, {instance.credits} credits and {leases} other leases in use")
         return [leaving, *self._forget_if_over(instance, now_s)]
 
-    def _forget_if_over(self, instance: Instance | None, now_s: float) -> list[ClusterEffect]:
+    def _forget_if_over(self, instance: Instance, now_s: float) -> list[ClusterEffect]:
         """Forget a leaving instance at which nothing is held, or nothing that could still be released."""
-        if instance is None or not instance.leaving:
-            return []
         if not self._credits.holds(instance):
             return self._forget(instance.name, "has left", now_s)
         if instance.reachable or instance.calls:
@@ -362,7 +361,8 @@ class ClusterMachine:
             return []
         instance.reachable, instance.lost_s = False, now_s
         self._review(now_s)
-        return [Logged(name, instance.state), *self._forget_if_over(instance, now_s)]
+        lost = Logged(name, instance.state)
+        return [lost, *self._forget_if_over(instance, now_s)] if instance.leaving else [lost]
 
     def _review(self, now_s: float) -> None:
         self.instances.review(now_s)
@@ -397,7 +397,8 @@ class ClusterMachine:
 
     def _answer_began(self, number: int, now_s: float) -> None:
         """The prompt has been computed: it is no work any more. What is expected of the answer remains, to its end."""
-        self._texts.lenders.gone(number)
+        if self._lends:
+            self._texts.lenders.gone(number)
         credit = self._credits.by_number.get(number)
         if credit is None:
             return
@@ -414,7 +415,8 @@ class ClusterMachine:
     def _text_reported(self, event: TextReported) -> None:
         """Note that an instance computes the prompt now, or that a choice is over."""
         if isinstance(event.what, Ready):
-            self._texts.lenders.started(event.credit)
+            if self._lends:
+                self._texts.lenders.started(event.credit)
         elif (credit := self._credits.by_number.get(event.credit)) is not None:
             self._texts.answer_ended(credit, event.what)
 
@@ -575,9 +577,12 @@ class ClusterMachine:
             self._backlogs.text_times.forget(name)
 
     def _return(self, number: int, now_s: float) -> list[ClusterEffect]:
-        self._texts.lenders.gone(number)
-        credit = self._credits.give_back(number)
-        return [] if credit is None else self._forget_if_over(self.instances.by_name[credit.name], now_s)
+        if self._lends:
+            self._texts.lenders.gone(number)
+        if (credit := self._credits.give_back(number)) is None:
+            return []
+        instance = self.instances.by_name[credit.name]
+        return self._forget_if_over(instance, now_s) if instance.leaving else []
 
     def _text_wanted(self, event: TextWanted, now_s: float) -> list[ClusterEffect]:
         effects: list[ClusterEffect] = []

@@ -105,7 +105,8 @@ class CreditLedger:
         credit = self.by_number.get(number)
         if credit is None or not credit.working:
             return
-        self._call_ended(credit)
+        if credit.content is not None:
+            self._instances.directory.ended(credit.content, credit.name)
         credit.working = False
         self.suspects.pop(number, None)
         instance = self._instances.by_name[credit.name]
@@ -129,7 +130,8 @@ class CreditLedger:
         """End it. Returns it, or None if it was returned before."""
         credit = self.by_number.get(number)
         if credit is not None:
-            self.work_ended(number)
+            if credit.working:
+                self.work_ended(number)
             del self.by_number[number]
             here_tokens = 0 if credit.transfers_kv else credit.kv_tokens
             self.promised_kv_tokens -= credit.kv_tokens - here_tokens
@@ -158,13 +160,10 @@ class CreditLedger:
         for number in [number for number, credit in self.by_number.items() if credit.name == name]:
             credit = self.by_number.pop(number)
             self.suspects.pop(number, None)
-            self._call_ended(credit)
+            if credit.working and credit.content is not None:
+                self._instances.directory.ended(credit.content, credit.name)
             if credit.transfers_kv:
                 self.promised_kv_tokens -= credit.kv_tokens
-
-    def _call_ended(self, credit: Credit) -> None:
-        if credit.working and credit.content is not None:
-            self._instances.directory.ended(credit.content, credit.name)
 
     def validate(self) -> None:
         """Raise AssertionError where an instance counts other credits than those that it has."""

@@ -264,7 +264,7 @@ class RequestMachine:
                 effects: list[RequestEffect] = []
                 for grant in grants:
                     effects += self._granted(grant, now_s)
-                return effects + self._prefill_early(now_s)
+                return effects if self._sends_early is None else effects + self._prefill_early(now_s)
             case Moved():
                 return self._moved(event, now_s)
             case AnswerTransferred():

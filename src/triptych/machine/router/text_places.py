@@ -68,6 +68,7 @@ class TextPlaces:
         self.waiting: WaitingRequests[TextWanted] = WaitingRequests()
         """For KV memory; for reading."""
         self.lenders = Lenders(instances, policies.lending, limits)
+        """For reading; nothing is noted there if no policy lends."""
         self._prefixes = KnownPrefixes(instances, policies.prefixes, costs)
 
     # --- events ------------------------------------------------------------------------------------------------------
@@ -83,7 +84,8 @@ class TextPlaces:
 
     def wanted(self, event: TextWanted, now_s: float, *, lost: bool) -> list[Granted | PlaceRefused]:
         """``lost``: no instance has been usable for the whole grace period."""
-        self.lenders.update(now_s, len(self.waiting.in_order))
+        if self.lenders.states:
+            self.lenders.update(now_s, len(self.waiting.in_order))
         before = self.waiting.in_order
         first_in_line = not before or all(self._is_kept_apart(waiting.wanted, now_s) for waiting in before)
         placed = self._place(event, now_s, first_in_line=first_in_line)
@@ -198,7 +200,8 @@ class TextPlaces:
             prompts.answers.turn += 1
             if want.sender:
                 stage, tokens = Stage.DECODE, want.tokens
-            self.lenders.lent(place.name, "continued")
+            if self.lenders.states:
+                self.lenders.lent(place.name, "continued")
         else:
             prompts.turn += 1
         if instances.backlogs is not None and not want.sender:
@@ -208,7 +211,7 @@ class TextPlaces:
         if place.transfers_kv:
             credit.output_tokens = 0
         grant = self._credits.grant(credit, None, now_s, suspect=event.suspect)
-        if not event.early and not event.continues:
+        if policies.lending is not None and not event.early and not event.continues:
             self.lenders.placed(grant.credit, event, place.name)
             self.lenders.lent(place.name, "new")
         grant = self._with_prefix(grant, event)

@@ -194,13 +194,13 @@ class WaitPredictor:
         """All its items are encoded, and it wants a place at a text instance."""
         request = self._running.get(number)
         if request is not None and request.stage is Stage.ENCODE:
-            self._leave(request, now_s, served=True)
+            self._leave(request, Stage.ENCODE, now_s, served=True)
             self._enter(request, Stage.PREFILL, now_s, alone=self._alone(request.tenant, now_s))
 
     def answering(self, number: int, now_s: float) -> None:
         """Note that its first token has arrived."""
-        if (request := self._running.get(number)) is not None:
-            self._leave(request, now_s, served=True)
+        if (request := self._running.get(number)) is not None and request.stage is not None:
+            self._leave(request, request.stage, now_s, served=True)
 
     def ended(
         self, number: int, answer_s: float | None, now_s: float, *, served: Mapping[Stage, int] | None = None
@@ -212,7 +212,8 @@ class WaitPredictor:
         request = self._running.pop(number, None)
         if request is None:
             return
-        self._leave(request, now_s, served=answer_s is not None)
+        if request.stage is not None:
+            self._leave(request, request.stage, now_s, served=answer_s is not None)
         for stage, work in (served or {}).items():
             if (place := request.places.get(stage)) is not None:
                 self._queues[stage].shares.correct(place, work)
@@ -226,14 +227,12 @@ class WaitPredictor:
             request.tenant, request.priority, request.work[stage], now_s, alone=alone
         )
 
-    def _leave(self, request: _Running, now_s: float, *, served: bool) -> None:
-        if request.stage is None:
-            return
-        self._queues[request.stage].leave(request.places[request.stage], now_s, served=served)
+    def _leave(self, request: _Running, stage: Stage, now_s: float, *, served: bool) -> None:
+        self._queues[stage].leave(request.places[stage], now_s, served=served)
         if served:
-            self.served[self._label(request.tenant.name), request.stage] += request.work[request.stage]
+            self.served[self._label(request.tenant.name), stage] += request.work[stage]
         else:
-            del request.places[request.stage]
+            del request.places[stage]
         request.stage = None
 
     # --- tenants -----------------------------------------------------------------------------------------------------
