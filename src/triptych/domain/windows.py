@@ -247,6 +247,9 @@ class Refusals(Counts):
     other: int = 0
 
 
+NO_REFUSALS = Refusals()
+
+
 @record
 class WindowReport:
     """Report of one router on one window."""
@@ -262,7 +265,7 @@ class WindowReport:
     classes: tuple[NamedClass, ...] = ()
     instances: tuple[NamedInstance, ...] = ()
     """Instances with the most misses, at most ``MAX_BLAMED``."""
-    refusals: Refusals = Refusals()
+    refusals: Refusals = NO_REFUSALS
     waiting: int = 0
     """Requests without a first token at the window's end."""
     waiting_media_tokens: int = 0

@@ -94,7 +94,7 @@ def without_metadata(data: bytes) -> bytes:
     Other images are returned as they are. Raises InvalidMedia as ``read_header``, which has to accept ``data`` first.
     """
     if data.startswith(_PNG_SIGNATURE):
-        kept = [data[start:end] for kind, start, end in _png_chunks(data) if kind in _PNG_PIXELS]
+        kept = [chunk for kind, chunk in _png_chunks(data) if kind in _PNG_PIXELS]
         return b"".join([_PNG_SIGNATURE, *kept])
     if not data.startswith(b"\xff\xd8"):
         return data
@@ -123,23 +123,23 @@ def _read_png(data: bytes) -> Header:
         raise InvalidMedia("the png image does not start with its header")
     width, height = struct.unpack_from(">II", data, 16)
     exif, xmp = b"", b""
-    for kind, start, end in _png_chunks(data):
+    for kind, chunk in _png_chunks(data):
         if kind == b"eXIf":
-            exif = data[start + 8 : end - 4]
-        elif kind == b"iTXt" and data.startswith(_XMP_KEYWORD, start + 8):
-            xmp = data[start + 8 : end - 4]
+            exif = bytes(chunk[8:-4])
+        elif kind == b"iTXt" and (text := bytes(chunk[8:-4])).startswith(_XMP_KEYWORD):
+            xmp = text
     return Header("png", width, height, _orientation(exif, xmp))
 
 
-def _png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """Kind, start and end of each chunk, from its length to its checksum, up to IEND."""
-    position = len(_PNG_SIGNATURE)
+def _png_chunks(data: bytes) -> Iterator[tuple[bytes, memoryview]]:
+    """Kind and bytes of each chunk, from its length to its checksum, up to IEND."""
+    view, position = memoryview(data), len(_PNG_SIGNATURE)
     for _ in _parts("png"):
         nbytes, kind = struct.unpack_from(">I4s", data, position)
         end = position + 12 + nbytes
         if end > len(data):
             raise InvalidMedia("the png image is cut off")
-        yield kind, position, end
+        yield kind, view[position:end]
         if kind == b"IEND":
             return
         position = end

@@ -196,12 +196,8 @@ class Routers:
     async def chat(self, request: ChatRequest) -> AsyncGenerator[Sequence[ChatEvent]]:
         """Raises what a router raises, ModelNotFound, or Unavailable while no router could be asked."""
         answer = AnswerSoFar(request, request.sampling.seeded(self._rng))
-
-        def send(client: RouterClient, left_s: float) -> AsyncGenerator[Sequence[ChatEvent]]:
-            return client.chat(answer.rest(left_s))
-
         job = _Job(request.request_id, request.model, request.timeout_s, answer)
-        async with aclosing(self._at_any(job, send)) as batches:
+        async with aclosing(self._at_any(job, lambda client, left_s: client.chat(answer.rest(left_s)))) as batches:
             async for events in batches:
                 yield answer.take(events)
 

@@ -27,9 +27,11 @@ class IncrementalDetokenizer:
         self._tokenizer = tokenizer
         self._special = tokenizer.special_ids
         self._byte_fallback = tokenizer.byte_fallback
+        self._incomplete = "" if tokenizer.byte_fallback else _REPLACEMENT
+        """How text may end whose last character is incomplete, in byte-level vocabularies."""
         self._context: list[int] = []
         self._context_text: str | None = ""
-        """The settled text of the context; None if it has not been decoded."""
+        """The text of the context without an incomplete character; None if it has not been decoded."""
         self._pending_bytes = b""
 
     def feed(self, token_ids: Sequence[int]) -> str:
@@ -43,7 +45,7 @@ class IncrementalDetokenizer:
     def flush(self) -> str:
         """The rest at the end of the answer: U+FFFD for an incomplete character."""
         whole = self._tokenizer.decode(self._context)
-        text = self._flush_bytes() + whole[len(self._settled(whole)) :]
+        text = self._flush_bytes() + whole[len(whole.removesuffix(self._incomplete)) :]
         self._context, self._context_text = [], ""
         return text
 
@@ -63,9 +65,9 @@ class IncrementalDetokenizer:
             self._context, self._context_text = self._context[-_CONTEXT_TOKENS:], None
         before = self._context_text
         if before is None:
-            before = self._settled(self._tokenizer.decode(self._context))
+            before = self._tokenizer.decode(self._context).removesuffix(self._incomplete)
         self._context.append(token_id)
-        self._context_text = after = self._settled(self._tokenizer.decode(self._context))
+        self._context_text = after = self._tokenizer.decode(self._context).removesuffix(self._incomplete)
         return text + after[len(before) :]
 
     def _feed_byte(self, byte: bytes) -> str:
@@ -84,7 +86,3 @@ class IncrementalDetokenizer:
     def _flush_bytes(self) -> str:
         text, self._pending_bytes = _REPLACEMENT * len(self._pending_bytes), b""
         return text
-
-    def _settled(self, text: str) -> str:
-        """Drop a trailing U+FFFD, which in byte-level vocabularies may be an incomplete character."""
-        return text if self._byte_fallback else text.removesuffix(_REPLACEMENT)

@@ -16,6 +16,7 @@ from triptych.tokens.tokenizer import Tokenizer
 
 MAX_CHARS_PER_TOKEN = 32
 """Limits a prompt's text before it is tokenized; natural text has fewer than ten characters per token."""
+_NONE_LEFT = Placeholders(-1, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,21 +144,24 @@ class PromptBuilder:
         """Repeat each placeholder token ``count`` times."""
         expected = self._placeholders(replacements)
         expanded: list[int] = []
-        runs: list[Span] = []
+        starts: list[int] = []
+        filled: list[int] = []
+        """By item: where its span begins, and its positions."""
         for token_id in token_ids:
             if token_id not in self.placeholders:
                 expanded.append(token_id)
                 continue
-            item, positions = next(expected, (-1, Placeholders(-1, 0)))
+            item, positions = next(expected, (-1, _NONE_LEFT))
             if positions.token_id != token_id:
                 raise self._placeholder_in_text(self.placeholders[token_id], 1)
-            if item == len(runs):
-                runs.append(Span(len(expanded), 0))
-            runs[item] = Span(runs[item].start, runs[item].tokens + positions.count)
+            if item == len(starts):
+                starts.append(len(expanded))
+                filled.append(0)
+            filled[item] += positions.count
             expanded.extend([token_id] * positions.count)
         if next(expected, None) is not None:
             raise InvalidRequest("the model's chat template merges an item with the text around it", param="messages")
-        return Prompt(tuple(expanded), tuple(runs))
+        return Prompt(tuple(expanded), tuple(map(Span, starts, filled)))
 
     @staticmethod
     def _placeholders(replacements: Sequence[PromptReplacement]) -> Iterator[tuple[int, Placeholders]]:

@@ -24,6 +24,7 @@ from triptych.domain.timeline import Beginning, Outcome, Timeline
 from triptych.domain.windows import (
     ATTAINMENT_WINDOW_S,
     MAX_BLAMED,
+    NO_REFUSALS,
     ClassWindow,
     Judged,
     NamedClass,
@@ -196,7 +197,7 @@ class AttainmentRecorder:
         self._classes: defaultdict[str, WindowBuilder] = defaultdict(WindowBuilder)
         """The open windows."""
         self._instances: dict[str, list[int]] = {}
-        self._refusals = Refusals()
+        self._refusals = NO_REFUSALS
         self._judged: defaultdict[tuple[str, Metric], list[int]] = defaultdict(lambda: [0, 0])
         """Requests judged in windows that have ended, missed and met, by modality."""
         self._closed: deque[_Closed] = deque()
@@ -428,7 +429,7 @@ class AttainmentRecorder:
             waiting_prompt_tokens=prompt_tokens,
         )
         self._closed.append(_Closed(now_s, report, self._classes, self._instances))
-        self._opened_s, self._instances, self._refusals = now_s, {}, Refusals()
+        self._opened_s, self._instances, self._refusals = now_s, {}, NO_REFUSALS
         self._classes = defaultdict(WindowBuilder)
         while len(self._closed) > KEPT_REPORTS and self._closed[0].at_s <= self._slides_from_s:
             self._closed.popleft()

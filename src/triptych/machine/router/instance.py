@@ -283,19 +283,6 @@ class Instance:
         if (health.failures or health.reason is not None) and health.worked(*reasons):
             self._changed()
 
-    def work(self, stages: Stages) -> tuple[int, int, int]:
-        """Work that it has to do at these stages, given by this router and, as reported, by others: tokens, items or requests, arena bytes."""
-        own_tokens = own_pending = own_nbytes = tokens = pending = nbytes = 0
-        for stage in stages:
-            known = self.stages[stage]
-            own_tokens += known.own_tokens
-            own_pending += known.own_pending
-            own_nbytes += known.own_bytes
-            tokens += known.known_tokens
-            pending += known.known_pending
-            nbytes += known.known_bytes
-        return max(own_tokens, tokens), max(own_pending, pending), max(own_nbytes, nbytes)
-
     def pending_tokens(self, stage: Stage) -> int:
         """Of the work given to it for this stage."""
         return self.stages[stage].tokens
@@ -307,7 +294,8 @@ class Instance:
     @property
     def requests(self) -> int:
         """Requests that wait or run at a text instance."""
-        return self.work((Stage.PREFILL, Stage.DECODE))[1]
+        stages = (self.stages[Stage.PREFILL], self.stages[Stage.DECODE])
+        return max(sum(stage.own_pending for stage in stages), sum(stage.known_pending for stage in stages))
 
     @property
     def kv_room(self) -> int:
@@ -360,14 +348,20 @@ class Instance:
     def put(self, pool: Pool, place: int, stages: Stages, now_s: float, backlog: Backlog | None = None) -> float:
         """Put there what changes with its load and health. Returns until when that holds if nothing happens to it."""
         self.noted = False
-        tokens, pending, nbytes = self.work(stages)
+        own_tokens = own_pending = own_nbytes = tokens = pending = nbytes = 0
         full, backoff, probation, until_s = _WELL
         for stage in stages:
-            stage_credits = self.stages[stage]
-            if stage_credits.health.reason is not None or now_s < stage_credits.full_until_s:
+            known = self.stages[stage]
+            own_tokens += known.own_tokens
+            own_pending += known.own_pending
+            own_nbytes += known.own_bytes
+            tokens += known.known_tokens
+            pending += known.known_pending
+            nbytes += known.known_bytes
+            if known.health.reason is not None or now_s < known.full_until_s:
                 full, backoff, probation, until_s = self._standing(stages, now_s)
-        available = 0 if full else pool.arena_bytes[place] - nbytes
-        pool.put(place, tokens, pending, available, backoff, probation, backlog)
+        available = 0 if full else pool.arena_bytes[place] - max(own_nbytes, nbytes)
+        pool.put(place, max(own_tokens, tokens), max(own_pending, pending), available, backoff, probation, backlog)
         return until_s
 
     @property

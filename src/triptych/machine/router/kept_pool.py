@@ -58,11 +58,11 @@ class KeptPool:
         if self._until_s:
             self.changed.update([name for name, until_s in self._until_s.items() if until_s <= now_s])
         if self.changed:
-            members, pool, stages, backlog_of = self.members, self.pool, self._stages, self._backlog_of
+            pool, backlog_of = self.pool, self._backlog_of
             for name in self.changed:
-                member = members[name]
+                member = self.members[name]
                 backlog = None if backlog_of is None else backlog_of(member)
-                until_s = member.put(pool, pool.places[name], stages, now_s, backlog)
+                until_s = member.put(pool, pool.places[name], self._stages, now_s, backlog)
                 if until_s < inf:
                     self._until_s[name] = until_s
                 elif self._until_s:
