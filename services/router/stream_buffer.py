@@ -26,22 +26,31 @@ class StreamBuffer:
         self._collect_s = collect_s
         self._groups: deque[Sequence[ChatEvent]] = deque()
         """Events that are delivered together."""
-        self._ready, self._ended = asyncio.Event(), asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None
+        """Set while the reader waits: an event would cost twice as much, for each token."""
+        self._ended = asyncio.Event()
         self._error: TriptychError | None = None
 
     def put(self, events: Sequence[ChatEvent]) -> None:
         self._groups.append(events)
-        self._ready.set()
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
     def close(self, error: TriptychError | None) -> None:
         """End the stream: the reader gets what is buffered, then ``error`` if there is one."""
         self._error = error
         self._ended.set()
-        self._ready.set()
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
     async def get(self) -> Sequence[ChatEvent]:
         """The next events; none at the end. Raises the error given to ``close``."""
-        await self._ready.wait()
+        if not self._groups and not self._ended.is_set():
+            self._reader = asyncio.get_running_loop().create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
         if self._collect_s and len(self._groups) < MOST_EVENTS:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._collect_s):
@@ -51,8 +60,6 @@ class StreamBuffer:
         events: list[ChatEvent] = []
         while self._groups and (not events or len(events) + len(self._groups[0]) <= MOST_EVENTS):
             events += self._groups.popleft()
-        if not (self._groups or self._ended.is_set()):
-            self._ready.clear()
         return _merged(events) if len(events) > 1 else events
 
 
