@@ -353,7 +353,9 @@ class Routers:
                 names += f" and {more} more" if more > 0 else ""
                 raise ModelNotFound(f"the model {job.model!r} is not served; served: {names}", param="model")
             raise Unavailable("no router is connected yet", retry_after_s=ASK_S)
-        router = min(candidates, key=lambda router: (not router.answers, router.leaving, router.running, router.order))
+        router = candidates[0]
+        if len(candidates) > 1:
+            router = min(candidates, key=lambda known: (not known.answers, known.leaving, known.running, known.order))
         self._turns += 1
         router.order = self._turns
         return router

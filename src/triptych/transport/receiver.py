@@ -213,7 +213,7 @@ class TensorReceiver:
         backend = ""
         try:
             async with asyncio.timeout(0 if pull_id in self._stopped else self.max_pull_s) as self._pulling[pull_id]:
-                async with self.peers.use(start.ticket.held_by) as peer:
+                async with self.peers.use(start.holder) as peer:
                     backend = peer.backend
                     await peer.pull(start.ticket, start.offset)
                 # The encoder checks that embeddings are finite before it computes the checksum; the text engine checks again.

@@ -5,8 +5,9 @@ shows in the next report and not when its requests end.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 
 from triptych.domain.limits import Positive, PositiveSeconds, check_limits
@@ -129,7 +130,7 @@ class _IsolatedEstimate:
             self._known = Isolated(*(sketch.sketch().quantile_s(self._SHARE) or 0.0 for sketch in self._sketches))
             self._known_rate_s = self._encode_rate.sketch().quantile_s(self._SHARE) or 0.0
         by_rate_s = self._known_rate_s * media_tokens / self._RATE_TOKENS
-        return replace(self._known, encode_s=max(self._known.encode_s, by_rate_s))
+        return self._known if by_rate_s <= self._known.encode_s else replace(self._known, encode_s=by_rate_s)
 
 
 @dataclass(slots=True)
@@ -150,25 +151,23 @@ class _Running:
 
 @dataclass(slots=True)
 class _Closed:
-    """A window that has ended. What takes long of its report is made when somebody reads it."""
+    """A window that has ended. Its report is made when somebody reads it."""
 
     at_s: float
-    _report: WindowReport
-    """Without classes and instances until then."""
+    sequence: int
+    _new_report: Callable[..., WindowReport]
+    """Takes classes and instances."""
     _classes: Mapping[str, WindowBuilder]
     _instances: Mapping[str, Sequence[int]]
-
-    @property
-    def sequence(self) -> int:
-        return self._report.sequence
+    _report: WindowReport | None = None
 
     def report(self) -> WindowReport:
-        if self._classes:
+        if self._report is None:
             classes = [NamedClass(name, window.window()) for name, window in sorted(self._classes.items())]
             worst = sorted(self._instances.items(), key=lambda entry: (-entry[1][1], -entry[1][0], entry[0]))
             instances = [NamedInstance(name, Judged(*judged)) for name, judged in worst[:MAX_BLAMED]]
-            self._report = replace(self._report, classes=tuple(classes), instances=tuple(instances))
-            self._classes = {}
+            self._report = self._new_report(classes=tuple(classes), instances=tuple(instances))
+            self._classes, self._instances = {}, {}
         return self._report
 
 
@@ -417,9 +416,11 @@ class AttainmentRecorder:
                 judged = self._judged[modality, metric]
                 judged[0] += missed
                 judged[1] += met
-        report = WindowReport(
+        sequence = next(self._sequence)
+        new_report = partial(
+            WindowReport,
             epoch=self._epoch,
-            sequence=next(self._sequence),
+            sequence=sequence,
             duration_s=now_s - self._opened_s,
             age_s=0.0,
             model=self._model,
@@ -428,7 +429,7 @@ class AttainmentRecorder:
             waiting_media_tokens=media_tokens,
             waiting_prompt_tokens=prompt_tokens,
         )
-        self._closed.append(_Closed(now_s, report, self._classes, self._instances))
+        self._closed.append(_Closed(now_s, sequence, new_report, self._classes, self._instances))
         self._opened_s, self._instances, self._refusals = now_s, {}, NO_REFUSALS
         self._classes = defaultdict(WindowBuilder)
         while len(self._closed) > KEPT_REPORTS and self._closed[0].at_s <= self._slides_from_s:

@@ -135,6 +135,9 @@ class RequestLimits:
         check_limits(self, ("min_lease_s", "max_lease_s"), ("arena_retry_s", "longest_pause_s"))
 
 
+_DONE = End(None)
+
+
 class RequestMachine:
     """Owner of a request's phase, items and attempts. ``handle`` is the only mutator."""
 
@@ -737,7 +740,7 @@ class RequestMachine:
         self._texts.end(Ending.RELEASED, now_s)
         self.phase, self._times.over_s = phase, now_s
         self._times.error = error.code if error is not None and phase is RequestPhase.FAILED else ""
-        return [*effects, End(error)]
+        return [*effects, _DONE if error is None else End(error)]
 
 
 def _not_wanted(grant: Grant) -> Release:

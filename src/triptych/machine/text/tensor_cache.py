@@ -25,7 +25,7 @@ from enum import Enum
 from typing import Annotated
 
 from triptych.domain.bounds import Between
-from triptych.domain.embedding import Ticket
+from triptych.domain.embedding import HolderRef, Ticket
 from triptych.domain.limits import Positive, check_limits
 from triptych.domain.queue_position import QueuePosition
 from triptych.errors import InvalidRequest, LeaseLost, Overloaded, TransferFailed, TriptychError
@@ -72,6 +72,9 @@ class CacheState(Enum):
 @dataclass(slots=True)
 class _Entry:
     ticket: Ticket
+    """The one that it is, or was, pulled with ..."""
+    holder: HolderRef
+    """... and from where."""
     offset: int
     pull_id: int = 0
     reason: str = ""
@@ -355,9 +358,9 @@ class TensorCache:
         for key, ticket in first.items():
             entry = self._entries.get(key)
             if entry is None:
-                entry = self._entries[key] = _Entry(ticket, offsets[key])
+                entry = self._entries[key] = _Entry(ticket, ticket.held_by, offsets[key])
                 self._pinned_bytes += self._extents.size(entry.offset)
-                self._want(entry, ticket, request_id, "not in the image cache")
+                self._want(entry, request_id, "not in the image cache")
                 entry.tickets[request_id] = ticket
             elif entry.state is CacheState.READY:
                 effects.append(ticket)
@@ -369,21 +372,21 @@ class TensorCache:
             entry.pins.add(request_id)
         return effects if offsets else effects + self._report(request_id)
 
-    def _want(self, entry: _Entry, ticket: Ticket, request_id: str, reason: str) -> None:
-        """Queue the entry's pull, with the ticket of this request."""
-        entry.pull_id, entry.ticket, entry.reason = self._next_pull_id, ticket, reason
+    def _want(self, entry: _Entry, request_id: str, reason: str) -> None:
+        """Queue the entry's pull, with its ticket, which is of this request."""
+        entry.pull_id, entry.reason = self._next_pull_id, reason
         entry.state = CacheState.WAITING
         self._next_pull_id += 1
-        self._pulls[entry.pull_id] = ticket.key
+        self._pulls[entry.pull_id] = entry.ticket.key
         queue_position = self._requests[request_id].queue_position
-        self._pull_queue.want(entry.pull_id, request_id, queue_position, ticket.held_by, ticket.slot_nbytes)
+        self._pull_queue.want(entry.pull_id, request_id, queue_position, entry.holder, entry.ticket.slot_nbytes)
 
     def _begin_pulls(self, now_s: float) -> list[StartPull]:
         begun: list[StartPull] = []
         for pull_id in self._pull_queue.begin(now_s):
             entry = self._entries[self._pulls[pull_id]]
             entry.state = CacheState.PULLING
-            begun.append(StartPull(pull_id, entry.ticket, entry.offset, entry.reason))
+            begun.append(StartPull(pull_id, entry.ticket, entry.holder, entry.offset, entry.reason))
         return begun
 
     def _report(self, request_id: str) -> list[Effect]:
@@ -465,9 +468,9 @@ class TensorCache:
         ticket = entry.tickets[request_id]
         offset = self._extents.allocate(ticket.slot_nbytes)
         if offset is not None:
-            entry.offset = offset
+            entry.offset, entry.ticket, entry.holder = offset, ticket, ticket.held_by
             self._pinned_bytes += self._extents.size(offset)
-            self._want(entry, ticket, request_id, "the pull with another ticket ended without it")
+            self._want(entry, request_id, "the pull with another ticket ended without it")
             return []
         error = TransferFailed("the embedding could not be pulled, and there was no room for another try")
         for request_id in list(entry.tickets):

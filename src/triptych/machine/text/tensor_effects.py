@@ -1,6 +1,6 @@
 """Effects of a reader's tensor cache. Pulls are identified by number."""
 
-from triptych.domain.embedding import Ticket
+from triptych.domain.embedding import HolderRef, Ticket
 from triptych.domain.record import record
 from triptych.errors import TriptychError
 
@@ -38,6 +38,7 @@ class StartPull:
 
     pull_id: int
     ticket: Ticket
+    holder: HolderRef
     offset: int
     reason: str
 
