@@ -162,6 +162,8 @@ class ChatTask(RequestTask):
     def _refuse_late(self, arrived: Arrival) -> None:
         """Raise Overloaded if the answer cannot be there before the deadline."""
         wait_s, service_s = self._attainment.predicted_s(arrived, self.request.priority, self.tenant)
+        if not wait_s:
+            return
         try:
             self._late.check(
                 lambda: self.request, left_s=self._left_s(), wait_s=wait_s, service_s=service_s, prepared=True

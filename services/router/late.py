@@ -27,13 +27,11 @@ class LateRefusals:
     def check(
         self, request: Callable[[], ChatRequest], *, left_s: float, wait_s: float, service_s: float, prepared: bool
     ) -> None:
-        """Raise Overloaded if a request cannot be answered before its deadline, by its predicted wait and service.
+        """Raise Overloaded if a request that has to wait cannot be answered before its deadline, by its predicted wait and service.
 
         It is called before and after a request is prepared; what has passed the first leaves others what they were promised.
         ``request`` is called only if the request is refused, or something has been promised.
         """
-        if not wait_s:
-            return
         now_s, is_due, promised_s = self._clock(), False, 0.0
         if self._promises.has_given:
             known = request()

@@ -285,7 +285,8 @@ class RouterService:
             wait_s, service_s = self.attainment.least_s(
                 request.priority, media=media_bytes > 0, tenant=request.tenant or NOBODY
             )
-            self._late.check(lambda: request, left_s=timeout_s, wait_s=wait_s, service_s=service_s, prepared=False)
+            if wait_s:
+                self._late.check(lambda: request, left_s=timeout_s, wait_s=wait_s, service_s=service_s, prepared=False)
         machine = self._new_machine(
             request,
             timeout_s=timeout_s,

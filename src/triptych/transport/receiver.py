@@ -25,7 +25,6 @@ from triptych.machine.text.tensor_effects import (
     StopPull,
     TensorEvicted,
     TensorsRefused,
-    TransferStats,
     WaitsForRoom,
     WakeAt,
 )
@@ -131,7 +130,9 @@ class TensorReceiver:
         for placement, slot in zip(placements, slots, strict=True):
             of_slot = tensors(self.arena, slot.offset, slot.ticket)
             inputs.append(EmbeddingInput(placement.start, placement.tokens, of_slot, slot.ticket.key))
-            reports.append(_report(placement, slot))
+            reports.append(
+                PullReport(placement.item, slot.backend, slot.pulled_nbytes, slot.duration_s, cached=not slot.backend)
+            )
         merged: tuple[EmbeddingInput, ...] = tuple(inputs)
         continues = [placement.continues for placement in placements]
         if any(continues):
@@ -147,7 +148,7 @@ class TensorReceiver:
         From here on the receiver releases the ticket's lease. Raises as ``acquire``.
         """
         [slot] = await self._acquired(request_id, (ticket,), queue_position, transient=True)
-        return tensors(self.arena, slot.offset, slot.ticket), 0 if slot.stats is None else slot.stats.nbytes
+        return tensors(self.arena, slot.offset, slot.ticket), slot.pulled_nbytes
 
     async def _acquired(
         self, request_id: str, tickets: tuple[Ticket, ...], queue_position: QueuePosition, *, transient: bool
@@ -160,11 +161,13 @@ class TensorReceiver:
     def leave(self, request_id: str) -> None:
         """The request no longer reads its embeddings. Unknown ids are ignored."""
         self._wanted.pop(request_id, None)
-        self._apply(self.cache.leave(request_id, self.clock()))
+        if effects := self.cache.leave(request_id, self.clock()):
+            self._apply(effects)
 
     def copies_gone(self, request_id: str) -> None:
         """Note that all copies of the request's embeddings are freed. Unknown ids are ignored."""
-        self._apply(self.cache.copies_gone(request_id, self.clock()))
+        if effects := self.cache.copies_gone(request_id, self.clock()):
+            self._apply(effects)
 
     async def tick(self) -> None:
         """End quarantines that are over, and close idle connections."""
@@ -234,10 +237,9 @@ class TensorReceiver:
             error = TransferFailed("an embedding could not be pulled")
         else:
             now_s = self.clock()
-            stats = TransferStats(backend, start.ticket.slot_nbytes, now_s - began_s)
-            self.record.pulled(stats.backend, stats.nbytes, stats.duration_s)
+            self.record.pulled(backend, start.ticket.slot_nbytes, now_s - began_s)
             self._end(pull_id)
-            self._apply(self.cache.pulled(pull_id, stats, now_s))
+            self._apply(self.cache.pulled(pull_id, backend, now_s - began_s, now_s))
             return
         logger.info("a pull from %s failed: %s", start.ticket.holder, error)
         self.record.pull_failed(backend, error)
@@ -295,9 +297,3 @@ async def open_receiver(
             clock=world.clock,
             record=record,
         )
-
-
-def _report(placement: Placement, slot: CachedSlot) -> PullReport:
-    if slot.stats is None:
-        return PullReport(placement.item, backend="", nbytes=0, duration_s=0.0, cached=True)
-    return PullReport(placement.item, slot.stats.backend, slot.stats.nbytes, slot.stats.duration_s, cached=False)

@@ -305,7 +305,11 @@ class RequestItems:
 
     def release(self, reason: str, now_s: float) -> list[RequestEffect]:
         """Release the places and leases of all."""
-        return [effect for item in self.all for effect in item.release(reason, now_s)]
+        effects: list[RequestEffect] = []
+        for item in self.all:
+            if item.held is not None:
+                effects += item.release(reason, now_s)
+        return effects
 
     def identified(self) -> list[IdentifiedItem]:
         """The encoded items; the shards of an item are one."""

@@ -41,7 +41,6 @@ from triptych.machine.text.tensor_effects import (
     StopPull,
     TensorEvicted,
     TensorsRefused,
-    TransferStats,
     WaitsForRoom,
     WakeAt,
 )
@@ -85,7 +84,9 @@ class _Entry:
     """Until READY: each request's ticket, not yet released."""
     orphan: Ticket | None = None
     """Until READY: the ticket in use, if its request has left."""
-    stats: TransferStats | None = None
+    backend: str = ""
+    duration_s: float = 0.0
+    """Of the pull."""
 
 
 @dataclass(slots=True)
@@ -397,18 +398,20 @@ class TensorCache:
             if entry.state is not CacheState.READY:
                 return []
         slots = [
-            CachedSlot(ticket.key, entry.offset, entry.ticket, entry.stats if ticket.key in request.missed else None)
+            CachedSlot(entry.offset, entry.ticket, entry.backend, entry.duration_s)
+            if ticket.key in request.missed
+            else CachedSlot(entry.offset, entry.ticket)
             for ticket, entry in zip(request.tickets, entries, strict=True)
         ]
         return [Acquired(request_id, tuple(slots))]
 
     # --- pulls -------------------------------------------------------------------------------------------------------
 
-    def pulled(self, pull_id: int, stats: TransferStats, now_s: float) -> list[Effect]:
-        """A pull is complete and verified."""
+    def pulled(self, pull_id: int, backend: str, duration_s: float, now_s: float) -> list[Effect]:
+        """A pull by this backend is complete and verified."""
         key = self._ended(pull_id)
         entry = self._entries[key]
-        entry.state, entry.stats = CacheState.READY, stats
+        entry.state, entry.backend, entry.duration_s = CacheState.READY, backend, duration_s
         self._ready += 1
         effects = _released(entry)
         if entry.pins:

@@ -12,24 +12,21 @@ Range = tuple[int, int]
 
 
 @record
-class TransferStats:
-    """How a tensor set was pulled."""
-
-    backend: str
-    nbytes: int
-    duration_s: float
-
-
-@record
 class CachedSlot:
     """A complete tensor set in the reader's own arena, in its ticket's layout."""
 
-    key: Key
     offset: int
     ticket: Ticket
     """The ticket it was pulled with."""
-    stats: TransferStats | None
-    """None if it was present or being pulled before the request came."""
+    backend: str = ""
+    """By which it was pulled; empty if it was present or being pulled before the request came."""
+    duration_s: float = 0.0
+    """Of that pull, seconds."""
+
+    @property
+    def pulled_nbytes(self) -> int:
+        """Bytes pulled for the request."""
+        return self.ticket.slot_nbytes if self.backend else 0
 
 
 @record

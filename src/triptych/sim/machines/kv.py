@@ -398,7 +398,7 @@ class KvImport:
                 continue
             self._cover(pull.segment.end)
             assert isinstance(pull.slots, tuple)  # noqa: S101 - it was copied
-            nbytes = 0 if pull.slots[0].stats is None else pull.slots[0].stats.nbytes
+            nbytes = pull.slots[0].pulled_nbytes
             if nbytes:
                 self._pulled_tokens += pull.segment.positions
                 self._pulled_nbytes += nbytes

@@ -16,7 +16,6 @@ from triptych.machine.text.tensor_effects import (
     StartPull,
     StopPull,
     TensorsRefused,
-    TransferStats,
     WakeAt,
 )
 from triptych.policy.transport import MEMORY
@@ -197,8 +196,7 @@ class SimReceiver:
         pull_id = pull.start.pull_id
         del self._pulls[pull_id]
         now_s = self._agenda.now_s
-        stats = TransferStats(MEMORY, pull.start.ticket.slot_nbytes, now_s - pull.began_s)
-        self._apply(self.cache.pulled(pull_id, stats, now_s))
+        self._apply(self.cache.pulled(pull_id, MEMORY, now_s - pull.began_s, now_s))
 
     def _stop(self, pull: _Pull) -> None:
         """Stop a pull that nobody needs."""

@@ -787,6 +787,4 @@ def _of(sequences: Sequence[_Sequence], job_id: str) -> TextCall:
 
 
 def _report(item: int, slot: CachedSlot) -> PullReport:
-    if slot.stats is None:
-        return PullReport(item, backend="", nbytes=0, duration_s=0.0, cached=True)
-    return PullReport(item, slot.stats.backend, slot.stats.nbytes, slot.stats.duration_s, cached=False)
+    return PullReport(item, slot.backend, slot.pulled_nbytes, slot.duration_s, cached=not slot.backend)

@@ -17,12 +17,12 @@ from triptych.machine.text.tensor_effects import (
     StopPull,
     TensorEvicted,
     TensorsRefused,
-    TransferStats,
     WaitsForRoom,
     WakeAt,
 )
 
-STATS = TransferStats("memory", 1024, 0.1)
+PULL = ("memory", 0.1)
+"""Backend and duration of every pull."""
 MANY = PullLimits(1 << 30, 1.0, 64)
 ONE = PullLimits(1 << 30, 1.0, 1)
 
@@ -63,7 +63,7 @@ def pulls(effects: list[Effect]) -> list[StartPull]:
 def fill(machine: TensorCache, request_id: str, *tickets: Ticket) -> list[Effect]:
     done: list[Effect] = []
     for pull in pulls(acquire(machine, request_id, *tickets)):
-        done += machine.pulled(pull.pull_id, STATS, 0.0)
+        done += machine.pulled(pull.pull_id, *PULL, 0.0)
     return done
 
 
@@ -71,9 +71,12 @@ def test_one_pull_serves_all_requests_for_an_embedding() -> None:
     machine = cache()
     [pull] = pulls(acquire(machine, "a", ticket(b"k")))
     assert acquire(machine, "b", ticket(b"k")) == []
-    effects = machine.pulled(pull.pull_id, STATS, 0.0)
+    effects = machine.pulled(pull.pull_id, *PULL, 0.0)
     acquired = [effect for effect in effects if isinstance(effect, Acquired)]
-    assert [(got.request_id, got.slots[0].stats) for got in acquired] == [("a", STATS), ("b", None)]
+    assert [(got.request_id, got.slots[0].backend, got.slots[0].pulled_nbytes) for got in acquired] == [
+        ("a", "memory", 1024),
+        ("b", "", 0),
+    ]
     assert sum(isinstance(effect, Ticket) for effect in effects) == 2
     [released, hit] = acquire(machine, "c", ticket(b"k"))
     assert isinstance(released, Ticket)
@@ -161,7 +164,7 @@ def test_the_largest_item_of_a_request_is_placed_first() -> None:
     [other] = pulls(acquire(machine, "c", ticket(b"4", 4 * 64)))
     for pull in (hole, other):
         machine.pull_failed(pull.pull_id, TransferFailed("broken"), 0.0)
-    machine.pulled(kept.pull_id, STATS, 0.0)
+    machine.pulled(kept.pull_id, *PULL, 0.0)
     wanted = [ticket(b"x", 2 * 64), ticket(b"y", 3 * 64), ticket(b"z", 4 * 64)]
     assert len(pulls(acquire(machine, "d", *wanted))) == 3
 
@@ -197,7 +200,7 @@ def test_the_end_of_an_abandoned_pull_admits_a_waiting_request() -> None:
     [pull] = pulls(acquire(machine, "a", ticket(b"a")))
     machine.leave("a", 0.0)
     assert isinstance(acquire(machine, "b", ticket(b"b"))[-1], WaitsForRoom)
-    assert [started.ticket.key for started in pulls(machine.pulled(pull.pull_id, STATS, 0.0))] == [b"b"]
+    assert [started.ticket.key for started in pulls(machine.pulled(pull.pull_id, *PULL, 0.0))] == [b"b"]
 
 
 def test_a_pull_has_the_urgency_of_its_most_urgent_request() -> None:
@@ -207,7 +210,7 @@ def test_a_pull_has_the_urgency_of_its_most_urgent_request() -> None:
         assert pulls(acquire(machine, request_id, ticket(key), deadline_s=deadline_s)) == []
     order = []
     for _ in range(2):
-        [first] = pulls(machine.pulled(first.pull_id, STATS, 0.0))
+        [first] = pulls(machine.pulled(first.pull_id, *PULL, 0.0))
         order.append(first.ticket.key)
     assert order == [b"2", b"1"]
 
@@ -217,7 +220,7 @@ def test_a_lower_priority_number_pulls_first_regardless_of_deadlines() -> None:
     [first] = pulls(acquire(machine, "a", ticket(b"0")))
     for key, queue_position in ((b"1", QueuePosition(1, 0.5, 2)), (b"2", QueuePosition(0, 9.0, 3))):
         machine.acquire(key.decode(), (ticket(key),), queue_position, 0.0)
-    assert [pull.ticket.key for pull in pulls(machine.pulled(first.pull_id, STATS, 0.0))] == [b"2"]
+    assert [pull.ticket.key for pull in pulls(machine.pulled(first.pull_id, *PULL, 0.0))] == [b"2"]
 
 
 def test_a_lower_priority_number_is_admitted_first() -> None:
@@ -249,7 +252,7 @@ def test_a_queued_pull_is_dropped_when_no_request_needs_it() -> None:
     machine.validate()
     assert [effect for effect in effects if isinstance(effect, Ticket)] == [waiting]
     assert (machine.pulls.waiting, machine.pinned_bytes) == (0, 1024)
-    assert pulls(machine.pulled(first.pull_id, STATS, 0.0)) == []
+    assert pulls(machine.pulled(first.pull_id, *PULL, 0.0)) == []
 
 
 def test_memory_of_a_dropped_pull_admits_a_waiting_request() -> None:
@@ -267,7 +270,7 @@ def test_a_pull_that_arrives_though_it_was_stopped_is_cached() -> None:
     [pull] = pulls(acquire(machine, "a", ticket(b"k")))
     [stop] = machine.leave("a", 0.0)
     assert isinstance(stop, StopPull)
-    machine.pulled(pull.pull_id, STATS, 0.0)
+    machine.pulled(pull.pull_id, *PULL, 0.0)
     assert machine.cached == 1
 
 
@@ -282,7 +285,7 @@ def test_failures_of_a_request_are_collected_within_the_grace_period() -> None:
     assert [effect.at_s for effect in effects if isinstance(effect, WakeAt)] == [1.5]
     assert failed(effects) == []
     assert failed(machine.pull_failed(y.pull_id, TransferFailed("broken"), 1.1)) == []
-    assert failed(machine.pulled(z.pull_id, STATS, 1.2)) == [(0, 1, 3)]
+    assert failed(machine.pulled(z.pull_id, *PULL, 1.2)) == [(0, 1, 3)]
     assert machine.cached == 1, "the tensors that arrived stay cached"
 
     first, second = pulls(acquire(machine, "b", ticket(b"x"), ticket(b"y")))
@@ -300,7 +303,7 @@ def test_a_request_that_leaves_during_admission_gets_no_result() -> None:
     with pytest.raises(ValueError, match="here already"):
         acquire(machine, "a", ticket(b"x"))
     machine.leave("a", 0.1)
-    assert not [effect for effect in machine.pulled(second.pull_id, STATS, 0.2) if isinstance(effect, TensorsRefused)]
+    assert not [effect for effect in machine.pulled(second.pull_id, *PULL, 0.2) if isinstance(effect, TensorsRefused)]
 
 
 def test_copies_of_running_requests_are_bounded_and_a_large_one_may_use_the_bound_alone() -> None:
@@ -327,7 +330,7 @@ def test_what_is_transient_passes_others_and_does_not_wait_for_copies() -> None:
     machine.leave("running", 0.0)
     assert pulls(acquire(machine, "waiting", ticket(b"b", 1024))) == []
     [pull] = pulls(acquire(machine, "segment", ticket(b"c", 1024), deadline_s=9.0, transient=True))
-    machine.pulled(pull.pull_id, STATS, 0.0)
+    machine.pulled(pull.pull_id, *PULL, 0.0)
     machine.leave("segment", 0.0)
     machine.copies_gone("segment", 0.0)
     assert (machine.held_bytes, machine.waiting, machine.pinned_bytes) == (1024, 1, 0)
@@ -370,7 +373,7 @@ def test_a_failed_pull_names_its_items_and_is_not_cached() -> None:
     [refused] = [effect for effect in effects if isinstance(effect, TensorsRefused)]
     assert isinstance(refused.error, TransferFailed)
     assert refused.error.items == (1, 2)
-    machine.pulled(first.pull_id, STATS, 0.0)
+    machine.pulled(first.pull_id, *PULL, 0.0)
     assert (machine.cached, machine.pinned_bytes) == (1, 0)
 
 
@@ -481,7 +484,7 @@ class CacheModel(RuleBasedStateMachine):
     def end_pull(self, data: st.DataObject, outcome: str) -> None:
         pull = self.pulling.pop(data.draw(st.sampled_from(sorted(self.pulling))))
         if outcome == "ok":
-            self.apply(self.machine.pulled(pull.pull_id, STATS, self.now_s))
+            self.apply(self.machine.pulled(pull.pull_id, *PULL, self.now_s))
             return
         if outcome == "late":
             self.quarantined.append((pull.offset, pull.ticket.slot_nbytes))
@@ -530,7 +533,7 @@ class CacheModel(RuleBasedStateMachine):
         self.quarantined.clear()
         while self.pulling:
             pull_id, _ = self.pulling.popitem()
-            self.apply(self.machine.pulled(pull_id, STATS, self.now_s))
+            self.apply(self.machine.pulled(pull_id, *PULL, self.now_s))
         self.apply(self.machine.tick((), self.now_s))
         assert self.machine.pinned_bytes == 0
         assert self.machine.waiting == 0
