@@ -25,7 +25,9 @@ def test_dependencies_point_down_only() -> None:
 def test_every_policy_and_machine_has_its_own_tests(package: str) -> None:
     root, tests = SOURCES["triptych"] / package, ROOT / "tests" / "unit" / package
     sources = root.rglob("[a-z]*.py")
-    modules = {path.relative_to(root) for path in sources if not path.stem.endswith("_events")}  # data types only
+    modules = {
+        path.relative_to(root) for path in sources if not path.stem.endswith(("_events", "_effects"))
+    }  # data types only
     tested = {path.relative_to(tests).with_name(path.name.removeprefix("test_")) for path in tests.rglob("test_*.py")}
     assert modules <= tested, f"without tests: {sorted(map(str, modules - tested))}"
 
