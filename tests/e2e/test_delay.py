@@ -5,21 +5,16 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.client import post, rest, timeline_of
+from tests.e2e.delayed import delayed
 from tests.e2e.reference import Question
 from triptych.cli.cluster import LocalCluster
-from triptych.engine.delay import synthetic_decoder_profile, synthetic_encoder_profile
-from triptych.runtime.profiles import write_profile
 
 
 @pytest.mark.parametrize("roles", ["E:1,PD:1", pytest.param("EPD:1", marks=pytest.mark.extended)])
 async def test_requests_take_as_long_as_the_profiles_predict(tmp_path: Path, roles: str) -> None:
-    profiles = tmp_path / "profiles"
-    write_profile(profiles / "encoder.json", synthetic_encoder_profile(pass_s=0.5, token_s=0.0001, load_s=0.1))
-    decoder = synthetic_decoder_profile(step_s=0.05, sequence_s=0.001, prefill_token_s=0.0001, load_s=0.1)
-    write_profile(profiles / "decoder.json", decoder)
-    delayed = ("--delay-profile", str(profiles))
+    options = delayed(tmp_path, pass_s=0.5, step_s=0.05)
     async with (
-        LocalCluster(roles=roles, options={"encoder": delayed, "text": delayed}, log_dir=tmp_path / "logs") as cluster,
+        LocalCluster(roles=roles, options=options, log_dir=tmp_path / "logs") as cluster,
         rest(cluster.url) as client,
     ):
         response = await post(client, Question("What digit?", ("3_a",)).body(max_tokens=11))
@@ -32,13 +27,7 @@ async def test_requests_take_as_long_as_the_profiles_predict(tmp_path: Path, rol
 
 
 async def test_a_process_whose_engine_delays_loads_no_torch(tmp_path: Path) -> None:
-    profiles = tmp_path / "profiles"
-    write_profile(profiles / "encoder.json", synthetic_encoder_profile(pass_s=0.01, token_s=0.0001, load_s=0.1))
-    decoder = synthetic_decoder_profile(step_s=0.01, sequence_s=0.001, prefill_token_s=0.0001, load_s=0.1)
-    write_profile(profiles / "decoder.json", decoder)
-    delayed = ("--delay-profile", str(profiles))
-    options = {"encoder": delayed, "text": delayed}
-    async with LocalCluster(roles="E:1,PD:1,EPD:1", options=options) as cluster:
+    async with LocalCluster(roles="E:1,PD:1,EPD:1", options=delayed(tmp_path)) as cluster:
         for name in ("encoder-1", "text-1", "hybrid-1"):
             assert "libtorch" not in mapped_by(cluster.processes[name]), name
 

@@ -11,14 +11,13 @@ from pathlib import Path
 import httpx
 
 from tests.e2e.client import rest, stream_message
+from tests.e2e.delayed import delayed
 from triptych.cli import ports
 from triptych.cli.cluster import LocalCluster
 from triptych.demo import MODEL_DIR, MODEL_ID
 from triptych.domain.chat import MediaPart, Message, TextPart
 from triptych.domain.media import Modality
-from triptych.engine.delay import synthetic_decoder_profile, synthetic_encoder_profile
 from triptych.rpc.stubs import RouterStub
-from triptych.runtime.profiles import write_profile
 from triptych.testing.media import png
 
 ENCODE_S = 0.5
@@ -69,12 +68,7 @@ async def embeddings(cluster: LocalCluster) -> int:
 
 
 async def test_an_image_through_two_routers_is_encoded_once_however_far_apart(tmp_path: Path) -> None:
-    profiles = tmp_path / "profiles"
-    write_profile(profiles / "encoder.json", synthetic_encoder_profile(pass_s=ENCODE_S, token_s=1e-6, load_s=0.1))
-    decoder = synthetic_decoder_profile(step_s=0.005, sequence_s=0.001, prefill_token_s=1e-6, load_s=0.1)
-    write_profile(profiles / "decoder.json", decoder)
-    delayed = ("--delay-profile", str(profiles))
-    options = {"encoder": delayed, "text": delayed}
+    options = delayed(tmp_path, pass_s=ENCODE_S, token_s=1e-6, step_s=0.005, prefill_token_s=1e-6)
     async with (
         LocalCluster(roles="E:2,PD:1", options=options, log_dir=tmp_path / "logs") as cluster,
         another_router(cluster, tmp_path / "router.log") as other,

@@ -1,6 +1,7 @@
 """Loss of processes: kill -9 of any process including the parent, and an orderly shutdown."""
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -13,6 +14,7 @@ import psutil
 import pytest
 
 from tests.e2e.client import post, rest, text_of
+from tests.e2e.delayed import delayed
 from tests.e2e.reference import Question, answer, questions
 from triptych.cli.cluster import LocalCluster
 
@@ -24,10 +26,12 @@ IDLE_CORE_SHARE = 0.1
 """A loop that spins takes all of a core; what reports and looks after leases takes a few hundredths."""
 STARTED_BY_A_PARENT = """
 import asyncio
+import json
+import sys
 from triptych.cli.cluster import LocalCluster
 
 async def main():
-    async with LocalCluster(roles="E:1,PD:1") as cluster:
+    async with LocalCluster(roles="E:1,PD:1", options=json.loads(sys.argv[1])) as cluster:
         print(*cluster.processes.values(), flush=True)
         await asyncio.Event().wait()
 
@@ -123,7 +127,7 @@ def _cpu_s(cluster: LocalCluster) -> dict[str, float]:
 
 
 def test_a_parent_killed_with_sigkill_leaves_no_children(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", STARTED_BY_A_PARENT]
+    command = [sys.executable, "-c", STARTED_BY_A_PARENT, json.dumps(delayed(tmp_path))]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}  # noqa: TID251  # its logs stay
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as parent:
         try:

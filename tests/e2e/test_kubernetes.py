@@ -19,11 +19,10 @@ from rich.console import Console
 from tests.contract.kubernetes_kit import ApiServer, api_server
 from tests.contract.kubernetes_nodes import NAMESPACE, Nodes, apply, make_secret
 from tests.contract.manifests import rendered
+from tests.e2e.delayed import delayed
 from tests.e2e.reference import Question
 from triptych.cli import pools
 from triptych.cli.managers import Managers
-from triptych.engine.delay import synthetic_decoder_profile, synthetic_encoder_profile
-from triptych.runtime.profiles import write_profile
 from triptych.runtime.tls import TlsIdentity
 
 pytestmark = [pytest.mark.extended, pytest.mark.timeout(300)]
@@ -99,16 +98,13 @@ async def test_pools_grow_shrink_roll_and_lose_a_pod_and_no_request_fails(
     kubernetes: tuple[str, Path], tmp_path: Path
 ) -> None:
     server, documents = ApiServer(*kubernetes), rendered("demo")
-    profiles = tmp_path / "profiles"
-    write_profile(profiles / "encoder.json", synthetic_encoder_profile(pass_s=0.1, token_s=0.0001, load_s=0.1))
-    decoder = synthetic_decoder_profile(step_s=0.02, sequence_s=0.001, prefill_token_s=0.0001, load_s=0.1)
-    write_profile(profiles / "decoder.json", decoder)
+    (_, profiles) = delayed(tmp_path, pass_s=0.1, step_s=0.02)["text"]
 
     def additions(component: str, address: str) -> Mapping[str, str]:
         prefix = f"TRIPTYCH_{component.upper().replace('-', '_')}_"
         found = {f"{prefix}ADMIN_HOST": address} if component != "redis" else {}
         if component in ("encoder", "text"):
-            found[f"{prefix}DELAY_PROFILE"] = str(profiles)
+            found[f"{prefix}DELAY_PROFILE"] = profiles
         if component == "pool-manager":  # what a node mounts for the service account
             found[f"{prefix}KUBERNETES_API"] = server.url
             found[f"{prefix}KUBERNETES_CA_FILE"] = str(server.ca_file)

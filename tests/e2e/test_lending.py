@@ -6,24 +6,19 @@ from pathlib import Path
 import httpx
 
 from tests.e2e.client import post, rest, timeline_of
+from tests.e2e.delayed import delayed
 from tests.e2e.reference import Question
 from triptych.cli.cluster import LocalCluster
 from triptych.cli.presets import PRESETS
 from triptych.domain.slo import Slo
-from triptych.engine.delay import synthetic_decoder_profile, synthetic_encoder_profile
-from triptych.runtime.profiles import write_profile
 
 TEXTS, TOKENS = 10, 20
 STEP_S = 0.05
 
 
 async def test_an_encoder_takes_text_that_waits_and_lets_images_pass_it(tmp_path: Path) -> None:
-    profiles = tmp_path / "profiles"
-    write_profile(profiles / "encoder.json", synthetic_encoder_profile(pass_s=0.1, token_s=0.0001, load_s=0.1))
-    decoder = synthetic_decoder_profile(step_s=STEP_S, sequence_s=0.001, prefill_token_s=0.0001, load_s=0.1)
-    write_profile(profiles / "decoder.json", decoder)
     own = PRESETS["hetero"].options(Slo())
-    one_at_a_time = ("--delay-profile", str(profiles), "--max-sequences", "1")
+    one_at_a_time = (*delayed(tmp_path, pass_s=0.1, step_s=STEP_S)["text"], "--max-sequences", "1")
     options = {"router": (*own["router"], "--lend-above", "2"), "text": (*own["text"], *one_at_a_time)}
     async with (
         LocalCluster(roles="EPD:1,PD:1", options=options, log_dir=tmp_path / "logs") as cluster,

@@ -16,9 +16,8 @@ import psutil
 import pytest
 
 from tests.e2e.client import probed
+from tests.e2e.delayed import delayed
 from triptych.cli.cluster import LocalCluster
-from triptych.engine.delay import synthetic_decoder_profile, synthetic_encoder_profile
-from triptych.runtime.profiles import write_profile
 
 pytestmark = [pytest.mark.extended, pytest.mark.timeout(500)]
 
@@ -33,13 +32,10 @@ FEW = 2
 """Probes that may be slow however few there are: while 300 streams are opened at once. From 200 on it is one in a hundred."""
 
 
-def together(profiles: Path) -> dict[str, tuple[str, ...]]:
+def together(folder: Path) -> dict[str, tuple[str, ...]]:
     """Engines that compute all streams together: with 2,000 a step takes 0.25 s."""
-    write_profile(profiles / "encoder.json", synthetic_encoder_profile(pass_s=0.01, token_s=0.0001, load_s=0.1))
-    decoder = synthetic_decoder_profile(step_s=0.002, sequence_s=0.000125, prefill_token_s=0.00001, load_s=0.1)
-    write_profile(profiles / "decoder.json", decoder)
-    delayed = ("--delay-profile", str(profiles))
-    return {"encoder": delayed, "text": (*delayed, "--max-sequences", "2048", "--token-budget", "65536")}
+    options = delayed(folder, pass_s=0.01, step_s=0.002, sequence_s=0.000125, prefill_token_s=0.00001)
+    return options | {"text": (*options["text"], "--max-sequences", "2048", "--token-budget", "65536")}
 
 
 @asynccontextmanager
@@ -67,7 +63,7 @@ async def test_concurrent_streams_are_all_answered_in_bounded_memory_while_healt
 
 async def opened(streams: int, folder: Path) -> dict[str, Any]:
     """Opens so many at once; returns the figures. Raises AssertionError."""
-    async with LocalCluster(roles="E:1,PD:1", options=together(folder / "profiles")) as cluster:
+    async with LocalCluster(roles="E:1,PD:1", options=together(folder)) as cluster:
         port = cluster.targets["gateway"].rpartition(":")[2]
         async with most_memory(cluster) as most, probed(cluster) as probes:
             client = await asyncio.create_subprocess_exec(

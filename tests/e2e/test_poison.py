@@ -2,16 +2,14 @@
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.client import post, rest
+from tests.e2e.delayed import delayed
 from tests.e2e.reference import Question
 from triptych.cli.cluster import Exit, LocalCluster
-from triptych.engine.delay import synthetic_decoder_profile, synthetic_encoder_profile
-from triptych.runtime.profiles import write_profile
 
 _OTHERS = 24
 _POISON_TOKENS = 13
@@ -35,15 +33,6 @@ if any(argument.endswith("triptych.services.text") for argument in sys.orig_argv
 """
 
 
-def delayed(tmp_path: Path) -> Mapping[str, Sequence[str]]:
-    """Options of instances whose engines sleep."""
-    profiles = tmp_path / "profiles"
-    write_profile(profiles / "encoder.json", synthetic_encoder_profile(pass_s=0.02, token_s=0.0001, load_s=0.1))
-    decoder = synthetic_decoder_profile(step_s=0.05, sequence_s=0.001, prefill_token_s=0.0001, load_s=0.1)
-    write_profile(profiles / "decoder.json", decoder)
-    return dict.fromkeys(("encoder", "text"), ("--delay-profile", str(profiles)))
-
-
 @pytest.mark.parametrize("way", [pytest.param("silent", marks=pytest.mark.extended), "said"])
 async def test_a_request_that_ends_processes_fails_alone_and_ends_two(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -56,7 +45,7 @@ async def test_a_request_that_ends_processes_fails_alone_and_ends_two(
     question = Question("What digit?", ("3_a",))
     exits = list[Exit]()
     async with (
-        LocalCluster(roles="E:1,PD:3", options=delayed(tmp_path), log_dir=logs, restart=True) as cluster,
+        LocalCluster(roles="E:1,PD:3", options=delayed(tmp_path, step_s=0.05), log_dir=logs, restart=True) as cluster,
         rest(cluster.url) as client,
         asyncio.TaskGroup() as group,
     ):

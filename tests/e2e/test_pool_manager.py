@@ -4,11 +4,14 @@ import asyncio
 import json
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.client import load
+from tests.e2e.client import load, stream
+from tests.e2e.delayed import delayed
+from tests.e2e.reference import Question
 from triptych.cli.cluster import LocalCluster
 from triptych.domain.pool import ManagerStatus, MemberCondition
 from triptych.rpc.stubs import PoolManagerStub, RouterStub
@@ -36,11 +39,15 @@ def members(status: ManagerStatus) -> dict[str, Any]:
     return {member.registration.instance_id: member for pool in status.pools for member in pool.members}
 
 
-async def test_a_pool_manager_is_stopped_asked_to_drain_and_killed_and_no_answer_is_lost() -> None:
-    async with LocalCluster(roles="E:2,PD:1", options={"pool_manager": QUICK}) as cluster:
+async def test_a_pool_manager_is_stopped_asked_to_drain_and_killed_and_no_answer_is_lost(
+    tmp_path: Path,
+) -> None:
+    options = {**delayed(tmp_path), "pool_manager": QUICK}
+    async with LocalCluster(roles="E:2,PD:1", options=options) as cluster:
         router, manager = RouterStub(cluster.router_target), PoolManagerStub(cluster.manager_target)
         assert members(await manager.status()).keys() == {"encoder-1", "encoder-2", "text-1", "router"}
-        async with load(router):
+        whole = (await stream(router, "whole", Question("What digits are shown?", ("9_c",)))).text
+        async with load(router, lambda _: whole):
             cluster.kill("pool-manager", signal.SIGSTOP)
             await asyncio.sleep(8)
             cluster.kill("pool-manager", signal.SIGCONT)

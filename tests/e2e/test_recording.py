@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from tests.e2e.client import post, rest
+from tests.e2e.delayed import delayed
 from triptych.cli.cluster import LocalCluster
 
 SHAPES = ("--images", "0:1,2:1", "--image-size", "112x84", "--text-tokens", "20:1,40:1", "--output-tokens", "6")
@@ -37,7 +38,7 @@ def first_run(path: Path) -> dict[str, Any]:
 async def test_a_live_cluster_is_recorded_and_replayed(tmp_path: Path) -> None:
     out = tmp_path / "recorded.jsonl"
     sent, again, simulated = (tmp_path / f"{name}.json" for name in ("sent", "again", "simulated"))
-    async with LocalCluster(roles="E:1,PD:1") as cluster:
+    async with LocalCluster(roles="E:1,PD:1", options=delayed(tmp_path)) as cluster:
         recording = await triptych("workload", "record", out, "--admin", cluster.admin_urls["router"])
         assert recording.stdout is not None
         assert b"recording the requests of" in await recording.stdout.readline()

@@ -1,11 +1,16 @@
-"""kill -9 of each kind of process: the cluster is whole again without a command, at the same addresses."""
+"""kill -9 of each kind of process: the cluster is whole again without a command, at the same addresses.
+
+Once with engines that compute, and once with engines that sleep, which start sooner.
+"""
 
 import asyncio
+from pathlib import Path
 
 import httpx
 import pytest
 
 from tests.e2e.client import post, rest, text_of
+from tests.e2e.delayed import delayed
 from tests.e2e.reference import Question, answer
 from triptych.cli.cluster import LocalCluster
 
@@ -26,18 +31,20 @@ async def answered(client: httpx.AsyncClient) -> str:
 
 
 @pytest.mark.parametrize("autoscale", [pytest.param(False, marks=pytest.mark.extended), True])
-async def test_each_kind_of_process_is_replaced_after_kill_9(autoscale: bool) -> None:
+async def test_each_kind_of_process_is_replaced_after_kill_9(tmp_path: Path, autoscale: bool) -> None:
+    options = delayed(tmp_path) if autoscale else {}
     async with (
-        LocalCluster(roles="E:1,PD:1", restart=True, autoscale=autoscale) as cluster,
+        LocalCluster(roles="E:1,PD:1", restart=True, autoscale=autoscale, options=options) as cluster,
         rest(cluster.url) as client,
     ):
-        names = set(cluster.processes)
+        names, right = set(cluster.processes), await answered(client)
+        assert autoscale or right == answer(QUESTION).text
         for name in ("encoder-1", "text-1", "pool-manager", "router", "gateway"):
             pid, target = cluster.processes[name], cluster.targets[name]
             cluster.kill(name)
             await cluster.next_exit()
             async with asyncio.timeout(HEALED_S):
-                assert await answered(client) == answer(QUESTION).text
+                assert await answered(client) == right
                 # Requests need no pool manager, so it may be back later.
                 while cluster.processes.get(name, pid) == pid:  # noqa: ASYNC110 - another process
                     await asyncio.sleep(0.05)

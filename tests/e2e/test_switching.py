@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from tests.e2e.client import post, rest, text_of
+from tests.e2e.delayed import delayed
 from tests.e2e.reference import Question
 from tests.e2e.test_answers import assert_no_stacks
 from tests.e2e.test_continuations import timeline
@@ -24,10 +25,8 @@ from triptych.cli.placement import placed
 from triptych.cli.service_options import parse
 from triptych.domain.pool import MemberStatus
 from triptych.domain.stage import Role, Stage
-from triptych.engine.delay import synthetic_decoder_profile, synthetic_encoder_profile
 from triptych.errors import FailedPrecondition
 from triptych.rpc.stubs import PoolManagerStub
-from triptych.runtime.profiles import write_profile
 
 STREAMS = 30
 """At a time, one after the other until the last switch."""
@@ -200,10 +199,8 @@ async def answers(manager: PoolManagerStub) -> bool:
 @pytest.mark.extended
 async def test_the_manager_orders_a_switch_when_answers_become_long(tmp_path: Path) -> None:
     """Encoders have little to do, and one decode instance is short of room: an encoder goes there."""
-    profiles, logs = tmp_path / "profiles", tmp_path / "logs"
-    write_profile(profiles / "encoder.json", synthetic_encoder_profile(pass_s=0.02, token_s=0.0001, load_s=0.1))
-    decoder = synthetic_decoder_profile(step_s=0.01, sequence_s=0.01, prefill_token_s=0.0001, load_s=0.1)
-    write_profile(profiles / "decoder.json", decoder)
+    logs = tmp_path / "logs"
+    (_, profiles) = delayed(tmp_path, sequence_s=0.01)["text"]
     roles, slo = "E:2,P:1,D:1", f"ttft=4s,tbt={TBT_S:g}s"
     given = parse([f"--delay-profile={profiles}", f"--slo={slo}"])
     flags = ClusterSettings([Model.named("demo")], placed(roles), given, switch_roles=True).flags()
