@@ -21,7 +21,7 @@ from triptych.rpc.stubs import RouterStub
 from triptych.testing.media import png
 
 ENCODE_S = 0.5
-REPORTED_S = 0.15
+REPORTED_S = 0.3
 """By then routers know of a change."""
 START_S = 240.0
 

@@ -18,6 +18,7 @@ from triptych.rpc.stubs import PoolManagerStub, RouterStub
 
 pytestmark = pytest.mark.timeout(300)
 
+TOKENS = 8
 QUICK = ("--suspect-s", "3", "--remove-s", "6")
 
 
@@ -46,8 +47,8 @@ async def test_a_pool_manager_is_stopped_asked_to_drain_and_killed_and_no_answer
     async with LocalCluster(roles="E:2,PD:1", options=options) as cluster:
         router, manager = RouterStub(cluster.router_target), PoolManagerStub(cluster.manager_target)
         assert members(await manager.status()).keys() == {"encoder-1", "encoder-2", "text-1", "router"}
-        whole = (await stream(router, "whole", Question("What digits are shown?", ("9_c",)))).text
-        async with load(router, lambda _: whole):
+        whole = (await stream(router, "whole", Question("What digits are shown?", ("9_c",), TOKENS))).text
+        async with load(router, max_tokens=TOKENS, whole=whole):
             cluster.kill("pool-manager", signal.SIGSTOP)
             await asyncio.sleep(8)
             cluster.kill("pool-manager", signal.SIGCONT)

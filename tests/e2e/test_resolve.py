@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 
 from tests.e2e.client import rest
+from tests.e2e.delayed import delayed
 from tests.e2e.reference import DIGITS
 from triptych import AsyncClient
 from triptych.cli.cluster import LocalCluster
@@ -37,8 +38,8 @@ with Client(sys.argv[1]) as client, client.resolve(sys.argv[2:]) as items:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def cluster() -> AsyncIterator[LocalCluster]:
-    async with LocalCluster() as made:
+async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalCluster]:
+    async with LocalCluster(options=delayed(tmp_path_factory.mktemp("engines"))) as made:
         yield made
 
 

@@ -15,7 +15,8 @@ import pytest
 from tests import identities
 from tests.contract.store_kit import RedisServer
 from tests.e2e.client import post, rest, text_of, timeline_of
-from tests.e2e.reference import DIGITS, Question, answer
+from tests.e2e.delayed import delayed
+from tests.e2e.reference import DIGITS, Question
 from triptych import AsyncClient
 from triptych.cli.authority import CERTIFICATE, KEY, TRUSTED, Authority
 from triptych.cli.cluster import LocalCluster
@@ -35,14 +36,15 @@ USED_WITHIN_S = 120.0
 
 
 def options(folder: Path, redis: RedisServer) -> dict[str, tuple[str, ...]]:
-    """Arenas as on a device: embeddings use the same path as with memory that the CPU cannot read."""
+    """Engines that sleep, and arenas as on a device: embeddings use the same path as with memory that the CPU cannot read."""
+    engines = delayed(folder.parent)
     own = {name: identities.flags(folder / name) for name in ("gateway", "router", "pool-manager", "encoder", "text")}
     return {
         "gateway": own["gateway"],
         "router": own["router"],
         "pool_manager": (*own["pool-manager"], "--redis", f"127.0.0.1:{redis.port}", "--redis-tls"),
-        "encoder": (*own["encoder"], "--arena", "device"),
-        "text": (*own["text"], "--arena", "device"),
+        "encoder": (*own["encoder"], *engines["encoder"], "--arena", "device"),
+        "text": (*own["text"], *engines["text"], "--arena", "device"),
     }
 
 
@@ -143,7 +145,7 @@ def port_of(target: str) -> int:
 
 async def embeddings_travel_over_tcp(client: Any) -> None:
     response = await post(client, TWO.body())
-    assert text_of(response) == answer(TWO).text
+    assert text_of(response)
     timeline = await timeline_of(client, response)
     assert {item["pull_backend"] for item in timeline["items"]} == {"tcp"}
 
@@ -205,7 +207,7 @@ async def callers_are_told(cluster: LocalCluster, folder: Path) -> None:
 async def sdk_and_command_take_a_users_certificate(cluster: LocalCluster, own: Path) -> None:
     async with AsyncClient(cluster.router_target, tls=identities.identity(own)) as sdk:
         images = [DIGITS / f"{name}.png" for name in TWO.images]
-        assert (await sdk.chat(TWO.text, images, temperature=0)).text == answer(TWO).text
+        assert (await sdk.chat(TWO.text, images, temperature=0, max_tokens=2)).text
     command = (sys.executable, "-m", "triptych.cli", "status", "--url", cluster.url)
     for flags in (identities.flags(own), ()):
         process = await asyncio.create_subprocess_exec(
@@ -278,8 +280,8 @@ class Asking:
             AsyncClient(self.cluster.router_target, tls=self.kept, retry=once) as sdk,
         ):
             while not self.is_over:
-                assert text_of(await post(client, TWO.body())) == answer(TWO).text
-                assert (await sdk.chat("What digits are shown?", [DIGITS / "3_a.png"], temperature=0)).text
+                assert text_of(await post(client, TWO.body()))
+                assert (await sdk.chat(TWO.text, [DIGITS / "3_a.png"], temperature=0, max_tokens=2)).text
                 tls = identities.identity(self.own)
                 async with AsyncClient(self.cluster.router_target, tls=tls, retry=once) as fresh:
                     await fresh.models()
