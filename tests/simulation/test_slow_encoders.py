@@ -44,10 +44,10 @@ def p99_s(*, encoders: int, slower: float = 1.0, limits: ClusterLimits | None = 
     async def scenario(cluster: SimCluster) -> None:
         for name in ("token_s", "batch_s", "prepare_s"):
             setattr(cluster.encoders[0].engine, name, slower * getattr(cluster.encoders[0].engine, name))
-        asks = asks_for(1, 400, 30.0)
+        asks = asks_for(1, 300, 30.0)
         check_right(await play(cluster.router, asks))
         # Before that the pool's times are not known.
-        times = [(await cluster.router.timeline(ask.request.request_id)).encode_s for ask in asks[200:]]
+        times = [(await cluster.router.timeline(ask.request.request_id)).encode_s for ask in asks[150:]]
         items = await items_of(cluster, asks)
         hedges = sum(item.hedges for item in items)
         found[:] = percentile(times, 99), hedges / (hedges + sum(item.encode_attempts for item in items))
