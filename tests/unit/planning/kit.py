@@ -26,8 +26,11 @@ from triptych.workload.workload import Workload
 LIMITS = Limits(8, 32, 2048)
 MODEL = replace(FAKE_MODEL, context_length=FAMILY.context_length)
 OBJECTIVES = Objectives(ttft_s=1.0, tpot_s=0.06)
-ROUNDS = (Round(60, 4, 1, 0.2, "queues", keeps=4), Round(90, 4, 2, 0.1, "machines", keeps=0, tries_headroom=True))
-"""Short ones."""
+ROUNDS = (
+    Round(40, 2, 1, 0.25, "queues", keeps=3),
+    Round(40, 2, 1, 0.2, "machines", keeps=0, begin=0.9, tries_headroom=True),
+)
+"""Short ones. The first alone is enough for what is known before the last placements are looked at closely."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.planning.kit import Factory, question
+from tests.unit.planning.kit import ROUNDS, Factory, question
 from tests.unit.planning.test_record import PLACEMENT
 from triptych.domain.stage import Role
 from triptych.planning.calibration import (
@@ -67,7 +67,7 @@ def test_times_of_simulated_requests_are_multiplied() -> None:
 def test_the_plan_after_a_verification_predicts_corrected_times() -> None:
     factors: dict[Figure, float] = {"ttft_p50": 1.5, "ttft_p90": 1.5, "tpot_p50": 0.9}
     known = Calibration((replace(VERIFIED, devices="device", factors=factors),))
-    asked = question({"device": 1}, 1.0)
+    asked = question({"device": 1}, 1.0, rounds=ROUNDS[:1])
     before, after = (
         conclude(search(replace(asked, calibration=calibration), Factory({"device": 1.0}))).candidates[0]
         for calibration in (UNVERIFIED, known)

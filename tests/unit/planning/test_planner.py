@@ -23,6 +23,12 @@ def planned(asked: Question, factory: Factory | None = None) -> tuple[Findings, 
     return findings, conclude(findings)
 
 
+@pytest.fixture(scope="module")
+def without_rate() -> Findings:
+    """What a search finds that looks for as many requests as four devices can serve."""
+    return search(question({"device": 4}, None), Factory({"device": 1.0}))
+
+
 def test_the_cheapest_placement_for_a_rate_is_found() -> None:
     notes: list[Progress] = []
     asked = question({"device": 6}, 30.0)
@@ -48,29 +54,30 @@ def test_the_cheapest_placement_for_a_rate_is_found() -> None:
     assert notes[-1].round == len(ROUNDS)
 
 
-@pytest.mark.extended
-def test_without_a_rate_the_highest_goodput_is_chosen() -> None:
-    findings, concluded = planned(question({"device": 4}, None))
+def test_without_a_rate_the_highest_goodput_is_chosen(without_rate: Findings) -> None:
+    concluded = conclude(without_rate)
     best = concluded.candidates[0]
     goodputs = [each.predicted.goodput.rps for each in concluded.candidates if each.predicted.goodput is not None]
     assert best.predicted.goodput is not None
     assert best.predicted.goodput.rps >= 0.95 * max(goodputs)
     assert sum(best.placement.device_counts.values()) == 4
-    assert findings.budget.rate < max(goodputs)
+    assert without_rate.budget.rate < max(goodputs)
 
 
 @pytest.mark.extended
 def test_cheap_devices_are_used_where_they_do() -> None:
     factory = Factory({"cheap": 1.0, "dear": 4.0})
-    _, concluded = planned(question({"cheap": 4, "dear": 4}, 15.0), factory)
+    _, concluded = planned(question({"cheap": 4, "dear": 4}, 15.0, rounds=ROUNDS[:1]), factory)
     best = concluded.candidates[0]
     assert set(best.placement.devices.values()) == {"cheap"}, "all devices are equally fast"
     assert {each.device for each in concluded.shadow_prices} == {"cheap"}
 
 
-def test_a_placement_that_is_hardly_better_gives_way_to_the_simplest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_placement_that_is_hardly_better_gives_way_to_the_simplest(
+    without_rate: Findings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("triptych.planning.conclusion.SIMPLER", 10.0)
-    _, concluded = planned(question({"device": 4}, None))
+    concluded = conclude(without_rate)
     assert tuple(concluded.candidates[0].placement.roles) == (Role.EPD,)
     best = concluded.winners["goodput"]
     assert best == 0 or any("this one is simpler" in line for line in concluded.why)
@@ -89,7 +96,7 @@ def test_what_no_request_meets_alone_is_said_with_its_stage() -> None:
 
 @pytest.mark.extended
 def test_a_rate_beyond_the_budget_has_the_nearest_plan_that_serves_it() -> None:
-    _, concluded = planned(question({"device": 2}, 60.0))
+    _, concluded = planned(question({"device": 2}, 60.0, rounds=ROUNDS[:1]))
     assert concluded.infeasible is not None
     assert concluded.infeasible.larger is not None
     assert sum(concluded.infeasible.larger.device_counts.values()) > 2
@@ -128,7 +135,7 @@ def test_a_placement_that_cannot_be_made_is_given_up() -> None:
                 raise ValueError("no prefill apart")
             return super().deployment(placement)
 
-    findings, concluded = planned(question({"device": 3}, None), Refusing({"device": 1.0}))
+    findings, concluded = planned(question({"device": 3}, None, rounds=ROUNDS[:1] * 2), Refusing({"device": 1.0}))
     assert concluded.candidates
     assert all(Role.P not in each.placement.roles for each in concluded.candidates)
     refused = [each for each in concluded.rejected if each.reason == "no prefill apart"]
@@ -145,7 +152,7 @@ def test_a_workload_that_the_model_cannot_serve_is_refused() -> None:
 
 @pytest.mark.extended
 def test_preparing_cores_are_as_many_as_are_needed() -> None:
-    findings, concluded = planned(question({"device": 3}, 2.0))
+    findings, concluded = planned(question({"device": 3}, 2.0, rounds=ROUNDS[:1]))
     assert concluded.candidates[0].placement.prepare_cores <= 3
     assert findings.question.objectives == OBJECTIVES
     assert planner.sample(findings.question.workload, None).requests

@@ -8,13 +8,17 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from tests.unit.families.test_architecture import PUBLISHED
+from tests.unit.planning.kit import ROUNDS
 from triptych.cli.main import app
+from triptych.cli.plan import search
+from triptych.planning.planner import Question
 from triptych.planning.record import PlanRecord, read
 
 pytestmark = pytest.mark.slow
@@ -38,6 +42,13 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture
+def short_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds of a search with few and short runs."""
+    monkeypatch.setattr(search, "Question", partial(Question, rounds=ROUNDS))
+
+
+@pytest.mark.usefixtures("short_rounds")
 @pytest.mark.timeout(180)
 def test_a_plan_for_a_rate_is_shown_and_written(config: Path, tmp_path: Path) -> None:
     results, report = tmp_path / "plan.json", tmp_path / "plan.html"
@@ -73,6 +84,7 @@ def assert_simulates(plan: PlanRecord) -> None:
 
 
 @pytest.mark.extended
+@pytest.mark.usefixtures("short_rounds")
 @pytest.mark.timeout(180)
 def test_the_same_question_has_the_same_answer(config: Path, tmp_path: Path) -> None:
     plans = []
@@ -89,7 +101,8 @@ def test_the_same_question_has_the_same_answer(config: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.extended
-@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("short_rounds")
+@pytest.mark.timeout(180)
 def test_objectives_that_nothing_meets_are_explained(config: Path, tmp_path: Path) -> None:
     results = tmp_path / "plan.json"
     said = triptych(
