@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from _pytest.mark.structures import ParameterSet
 
 from tests.contract.test_text_engine import ONE, SCHEMA, TEXT, TWO
 from tests.contract.text_engine_kit import (
@@ -125,9 +126,16 @@ SAMPLING = {
 }
 
 
-@pytest.mark.parametrize("shared", [True, False], ids=["with cached prefixes", "with nothing cached"])
-@pytest.mark.parametrize("question", [TEXT, TWO], ids=["text", "two images"])
-@pytest.mark.parametrize("sampling", SAMPLING.values(), ids=SAMPLING)
+def cases() -> Iterator[ParameterSet]:
+    """Each sampling of both questions, with cached prefixes and without; one of these two, in turn, is ``extended``."""
+    for number, (name, sampling) in enumerate(SAMPLING.items()):
+        for at, (asked, question) in enumerate({"text": TEXT, "two images": TWO}.items()):
+            for shared, cached in ((True, "with cached prefixes"), (False, "with nothing cached")):
+                marks = () if shared is ((number + at) % 2 == 0) else pytest.mark.extended
+                yield pytest.param(sampling, question, shared, id=f"{name}-{asked}-{cached}", marks=marks)
+
+
+@pytest.mark.parametrize(("sampling", "question", "shared"), list(cases()))
 def test_an_answer_goes_on_from_every_position_as_if_it_had_never_stopped(
     own: TextEngine, sampling: Any, question: Any, shared: bool
 ) -> None:

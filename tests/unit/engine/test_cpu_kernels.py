@@ -1,10 +1,13 @@
 """The compiled operations, against the same in torch."""
 
 import math
+from collections.abc import Iterator
+from itertools import product
 
 import numpy as np
 import pytest
 import torch
+from _pytest.mark.structures import ParameterSet
 from torch.nn.functional import rms_norm, silu
 
 from triptych.engine import cpu_kernels
@@ -112,12 +115,17 @@ def test_rows_attend_to_their_own_blocks(window: int, scale: float) -> None:
             torch.testing.assert_close(attended[row, head], weights @ v, rtol=1e-4, atol=1e-5)
 
 
+def heads() -> Iterator[ParameterSet]:
+    """Sizes of heads and of groups; every other pair, and all with other blocks or a window, are ``extended``."""
+    for (block, window), (at, size), (number, group) in product(
+        ((16, 0), (5, 0), (16, 70)), enumerate((20, 33, 64, 80, 128)), enumerate((1, 3, 7, 8))
+    ):
+        is_usual = (block, window) == (16, 0) and (at + number) % 2 == 0
+        yield pytest.param(size, group, block, window, marks=() if is_usual else pytest.mark.extended)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [20, 33, 64, 80, 128])
-@pytest.mark.parametrize("group", [1, 3, 7, 8])
-@pytest.mark.parametrize(
-    ("block", "window"), [(16, 0), *(pytest.param(*other, marks=pytest.mark.extended) for other in ((5, 0), (16, 70)))]
-)
+@pytest.mark.parametrize(("size", "group", "block", "window"), list(heads()))
 def test_heads_of_any_size_attend_alike_alone_and_among_others(size: int, group: int, block: int, window: int) -> None:
     kv_heads, lengths = 2, [*range(1, 41), 63, 64, 65, 128, 129, 200]
     numbers = [-(-length // block) for length in lengths]
