@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tests.unit.families.test_architecture import PUBLISHED
 from tests.unit.planning.kit import ROUNDS
 from triptych.cli.main import app
 from triptych.cli.plan import search
@@ -24,7 +23,6 @@ from triptych.planning.record import PlanRecord, read
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[4]
-LLAVA = PUBLISHED["llava-1.5-7b"][1] | {"torch_dtype": "float16"}
 SHORT = ("--candidates", 3, "--output-tokens", 12, "--images", "0:0.5,1:0.5")
 SLO = ("--slo", "ttft=2s,tbt=100ms")
 
@@ -33,13 +31,6 @@ def triptych(*arguments: str | Path | float, status: int = 0) -> str:
     result = CliRunner().invoke(app, ["plan", *map(str, arguments)])
     assert result.exit_code == status, result.output
     return " ".join(result.output.split())
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> Path:
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(LLAVA))
-    return path
 
 
 @pytest.fixture
@@ -153,19 +144,16 @@ def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.extended
 @pytest.mark.timeout(180)
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_shows_the_best_so_far(config: Path, tmp_path: Path) -> None:
     results = tmp_path / "plan.json"
     command = [sys.executable, "-m", "triptych.cli", "plan", "--model", str(config), "--devices", "a100-80=8", *SLO]
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        process = subprocess.Popen(
-            [*command, "--json", str(results)], stdout=subprocess.PIPE, text=True, start_new_session=True
-        )
+    with subprocess.Popen(
+        [*command, "--json", str(results)], stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
         time.sleep(25)
         os.killpg(process.pid, signal.SIGINT)
         said, _ = process.communicate(timeout=60)
-    finally:
-        signal.signal(signal.SIGINT, before)
     assert process.returncode == 130
     if results.exists():
         assert "interrupted: this is the best so far" in said

@@ -7,23 +7,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tests.unit.families.test_architecture import PUBLISHED
 from triptych.cli.main import app
-
-LLAVA = PUBLISHED["llava-1.5-7b"][1] | {"torch_dtype": "float16"}
 
 
 def triptych(*arguments: str | Path | int, status: int = 0) -> str:
     result = CliRunner().invoke(app, [str(argument) for argument in arguments])
     assert result.exit_code == status, result.output
     return result.output
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> Path:
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(LLAVA))
-    return path
 
 
 def analysed(*arguments: str | Path | int) -> dict[str, Any]:

@@ -29,13 +29,6 @@ def triptych(*arguments: str | Path | int, status: int = 0) -> str:
     return " ".join(result.output.split())
 
 
-@pytest.fixture
-def config(tmp_path: Path) -> Path:
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(LLAVA))
-    return path
-
-
 def test_a_configuration_alone_gives_profiles_of_both_parts(config: Path, tmp_path: Path) -> None:
     out = tmp_path / "profiles"
     said = triptych(

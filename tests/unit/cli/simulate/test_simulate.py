@@ -8,7 +8,6 @@ import signal
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from triptych.cli.main import app
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[4]
-LLAVA = PUBLISHED["llava-1.5-7b"][1] | {"torch_dtype": "float16"}
 SHORT = ("--rate", 3, "--duration", 6, "--output-tokens", 8)
 
 
@@ -30,13 +28,6 @@ def triptych(*arguments: str | Path | float, status: int = 0) -> str:
     result = CliRunner().invoke(app, ["simulate", *map(str, arguments)])
     assert result.exit_code == status, result.output
     return " ".join(result.output.split())
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> Path:
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(LLAVA))
-    return path
 
 
 def test_a_configuration_alone_is_simulated_on_a_device(config: Path, tmp_path: Path) -> None:
@@ -238,14 +229,6 @@ def test_what_cannot_be_compared_is_refused(
 ) -> None:
     files = pair(config, tmp_path, first, second)
     assert message in triptych("--compare", *files, *arguments, status=2)
-
-
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """A shell's background jobs ignore Ctrl-C, and their children as well."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.usefixtures("interruptible")
