@@ -190,18 +190,47 @@ def measure_place(settings: Settings, placement: str, mix: str) -> tuple[list[Re
     return results, Goodput(placement, mix, most, *rates)
 
 
-def orders_of_goodput(rates: Sequence[Goodput]) -> Iterator[dict[str, Any]]:
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two placements of which one is better by machines, and how many times as good it is by both."""
+
+    mix: str
+    load: str
+    figure: str
+    better: str
+    worse: str
+    machines: float
+    queues: float
+
+    @property
+    def right(self) -> bool:
+        return self.queues > 1
+
+
+def pairs_of_latencies(found: Sequence[Error]) -> list[Pair]:
+    return [
+        Pair(
+            order.mix,
+            f"{order.share:.0%}",
+            order.figure,
+            order.better,
+            order.worse,
+            order.measured,
+            order.predicted,
+        )
+        for order in orders(found)
+        if not order.figure.endswith("p99")
+    ]
+
+
+def pairs_of_goodput(rates: Sequence[Goodput]) -> Iterator[Pair]:
     """Of each two placements whose goodput differs by more than ``APART`` by machines."""
     for mix in dict.fromkeys(rate.mix for rate in rates):
         for pair in combinations([rate for rate in rates if rate.mix == mix], 2):
             less, more = sorted(pair, key=lambda rate: rate.machines)
             if more.machines > (1 + APART) * less.machines:
-                yield {
-                    "mix": mix,
-                    "more": more.placement,
-                    "less": less.placement,
-                    "right": more.queues > less.queues,
-                }
+                times = [more.machines / max(1e-9, less.machines), more.queues / max(1e-9, less.queues)]
+                yield Pair(mix, "", "goodput", more.placement, less.placement, *times)
 
 
 def summary(found: Sequence[Error], rates: Sequence[Goodput], shares: Sequence[float]) -> list[dict[str, Any]]:
@@ -245,10 +274,9 @@ def measure(settings: Settings) -> dict[str, Any]:
                     print(f"  {error.cell.share:.0%} {error.figure} {error.error:+.1%}", end="")
             print(f"  goodput {rate.machines:.1f} {rate.queues:.1f} ({rate.error:+.1%})", flush=True)
     found = errors(results)
-    ordered = [order for order in orders(found) if not order.figure.endswith("p99")]
-    by_goodput = list(orders_of_goodput(rates))
-    wrong = [str(order) for order in ordered if not order.right] + [str(row) for row in by_goodput if not row["right"]]
-    print("\n".join(["wrong order:", *wrong]) if wrong else "no wrong order")
+    pairs = {"latencies": pairs_of_latencies(found), "goodput": list(pairs_of_goodput(rates))}
+    wrong = [pair for of_figure in pairs.values() for pair in of_figure if not pair.right]
+    print("\n".join(["wrong order:", *map(str, wrong)]) if wrong else "no wrong order")
     return {
         "machine": machine.describe(),
         "settings": asdict(settings),
@@ -266,10 +294,10 @@ def measure(settings: Settings) -> dict[str, Any]:
         "attainment": attainments(results),
         "goodput": [{**asdict(rate), "error": rate.error} for rate in rates],
         "orders": [
-            {"of": "latencies", "right": sum(order.right for order in ordered), "all": len(ordered)},
-            {"of": "goodput", "right": sum(row["right"] for row in by_goodput), "all": len(by_goodput)},
+            {"of": name, "right": sum(pair.right for pair in of_figure), "all": len(of_figure)}
+            for name, of_figure in pairs.items()
         ],
-        "wrong": wrong,
+        "wrong": [asdict(pair) for pair in wrong],
     }
 
 
