@@ -6,6 +6,7 @@ from itertools import product
 from math import ceil, inf
 
 from triptych.domain.stage import Role
+from triptych.workload.prices import Prices
 from triptych.workload.report import KindReport, Objectives, Record
 from triptych.workload.requests import KINDS
 
@@ -20,7 +21,6 @@ from .record import (
     KindFigures,
     Placement,
     Predicted,
-    Prices,
     Rejected,
     ShadowPrice,
     Win,
@@ -197,12 +197,11 @@ def _kind(records: Sequence[Record], objectives: Objectives) -> KindFigures:
 
 
 def _prices(contender: Contender, records: Sequence[Record], rate: float) -> Prices | None:
-    answered = [record for record in records if record.ok]
-    if contender.usd_per_hour is None or not answered:
+    if contender.usd_per_hour is None:
         return None
-    of_request = contender.usd_per_hour / 3600 / (rate * len(answered) / len(records))
-    tokens = sum(record.prompt_tokens + record.tokens for record in answered) / len(answered)
-    return Prices(contender.usd_per_hour, 1e6 * of_request / tokens, 1000 * of_request)
+    answered = [record for record in records if record.ok]
+    tokens = sum(record.prompt_tokens + record.tokens for record in answered)
+    return Prices.of(contender.usd_per_hour, len(records) / rate, len(answered), tokens)
 
 
 # --- words ------------------------------------------------------------------------------------------------------------

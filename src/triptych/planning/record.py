@@ -13,6 +13,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from triptych.domain.stage import Role, Stage
 from triptych.files import BadFile, read_bytes
 from triptych.sim.fidelity import Fidelity
+from triptych.workload.prices import Prices
 from triptych.workload.report import Latency, Objectives
 
 MAX_NBYTES = 16 << 20
@@ -159,18 +160,6 @@ class Goodput:
 
 
 @dataclass(frozen=True, slots=True)
-class Prices:
-    """Cost of the devices, in dollars."""
-
-    __pydantic_config__ = _STRICT
-
-    usd_per_hour: float
-    usd_per_million_tokens: float
-    """Of prompts and answers at the plan's rate."""
-    usd_per_thousand_requests: float
-
-
-@dataclass(frozen=True, slots=True)
 class Predicted:
     """What is predicted of a placement under the workload."""
 
@@ -189,7 +178,7 @@ class Predicted:
     binds: str
     """Which of them bounds the rate: the one that takes most of the busiest instances."""
     prices: Prices | None
-    """None where a device has no price."""
+    """At the plan's rate; None where a device has no price."""
     fidelity: Fidelity
     seeds: int
     """Runs of the figures: each with another seed."""

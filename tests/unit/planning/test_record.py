@@ -17,12 +17,12 @@ from triptych.planning.record import (
     Placement,
     PlanRecord,
     Predicted,
-    Prices,
     Rejected,
     ShadowPrice,
     read,
     write,
 )
+from triptych.workload.prices import Prices
 from triptych.workload.report import Latency, Objectives
 
 PLACEMENT = Placement(

@@ -22,6 +22,7 @@ from triptych.sim.limits import check
 from triptych.sim.outcome import STEPS, Outcome, waterfall
 from triptych.sim.prepare import PlannedPrepare, chat_request
 from triptych.sim.scenario import Deployment
+from triptych.workload.prices import Prices
 from triptych.workload.report import Objectives, Report, goodput, summarize
 from triptych.workload.requests import Planned, WorkloadError
 from triptych.workload.search import Bracket
@@ -181,8 +182,8 @@ def _show(simulation: Simulation, outcomes: Sequence[Outcome], search: GoodputSe
     if search is None and len(simulation.workload.rates) > 1:
         show.print_goodput(reports, simulation.attainment, console)
     for outcome in _chosen(outcomes, search):
-        if (price := price_of(simulation, outcome, simulation.report(outcome))) is not None:
-            console.print(f"price at {outcome.rate:.3g} requests/s: {price}", soft_wrap=True)
+        if (prices := prices_of(simulation, outcome, simulation.report(outcome))) is not None:
+            console.print(f"price at {outcome.rate:.3g} requests/s: {prices}", soft_wrap=True)
     if (found := None if search is None else search.found()) is not None:
         console.print(str(found), soft_wrap=True)
     print_effort(outcomes, simulation.fidelity, console)
@@ -204,31 +205,15 @@ def _chosen(outcomes: Sequence[Outcome], search: GoodputSearch | None) -> Sequen
     return [outcome for outcome in outcomes if found.by_seed[outcome.seed] == outcome.rate]
 
 
-@dataclass(frozen=True, slots=True)
-class Price:
-    """Cost of the devices of a run, in dollars."""
-
-    per_hour: float
-    per_thousand_requests: float
-    per_million_tokens: float
-
-    def __str__(self) -> str:
-        return (
-            f"${self.per_hour:.2f} per hour, ${self.per_thousand_requests:.2f} per thousand requests, "
-            f"${self.per_million_tokens:.2f} per million tokens"
-        )
-
-
-def price_of(simulation: Simulation, outcome: Outcome, report: Report) -> Price | None:
+def prices_of(simulation: Simulation, outcome: Outcome, report: Report) -> Prices | None:
     """None where a device has no price, or nothing was answered."""
     hours, prices = outcome.device_hours(), simulation.simulated.prices
-    if not hours or not hours.keys() <= prices.keys() or not report.answered:
+    if not hours or not hours.keys() <= prices.keys():
         return None
     lasted_s = max(outcome.ended_s, 1e-9)
     per_hour = sum(spent * prices[device] for device, spent in hours.items()) * 3600 / lasted_s
-    dollars = per_hour * (lasted_s - simulation.warm_up_s) / 3600
     tokens = report.output_tokens + report.prompt_tokens
-    return Price(per_hour, 1000 * dollars / report.answered, 1e6 * dollars / tokens)
+    return Prices.of(per_hour, lasted_s - simulation.warm_up_s, report.answered, tokens)
 
 
 def _write(

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from triptych.cli.outcome import CliError
-from triptych.cli.simulate.command import INTERRUPTED, Outputs, Simulation, document_of, price_of, print_effort
+from triptych.cli.simulate.command import INTERRUPTED, Outputs, Simulation, document_of, prices_of, print_effort
 from triptych.cli.simulate.goodput import GoodputSearch
 from triptych.cli.simulate.runs import Ran, run_all
 from triptych.sim import html
@@ -87,8 +87,8 @@ def _signed(form: Callable[[float], str], value: float) -> str:
 
 
 def _price(run: Ran, report: Report) -> float | None:
-    price = price_of(run.case.simulation, run.outcome, report)
-    return None if price is None else price.per_thousand_requests
+    prices = prices_of(run.case.simulation, run.outcome, report)
+    return None if prices is None else prices.usd_per_thousand_requests
 
 
 def _latency(name: str, of: Callable[[Report], Latency]) -> list[_Figure]:
