@@ -1,7 +1,7 @@
 """From what a search has found to a plan: the order of the candidates, what each lacks, and what more devices would bring."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import product
 from math import ceil, inf
 
@@ -19,7 +19,10 @@ from .record import (
     Goodput,
     Infeasible,
     KindFigures,
+    Made,
+    Options,
     Placement,
+    PlanRecord,
     Predicted,
     Rejected,
     ShadowPrice,
@@ -35,30 +38,38 @@ _STEP_S = 0.001
 """Relaxed objectives are multiples of this."""
 
 
-@dataclass(frozen=True, slots=True)
-class Conclusion:
-    """The parts of a plan that follow from a search."""
+def conclude(
+    findings: Findings, *, model: str, model_id: str, common: Options, workload: Options, made: Made
+) -> PlanRecord:
+    """The plan, also of a search that was interrupted, and of one that has found nothing.
 
-    candidates: tuple[Candidate, ...]
-    winners: Mapping[Win, int]
-    front: tuple[int, ...]
-    why: tuple[str, ...]
-    rejected: tuple[Rejected, ...]
-    shadow_prices: tuple[ShadowPrice, ...]
-    infeasible: Infeasible | None
-
-
-def conclude(findings: Findings) -> Conclusion:
-    """Also of a search that was interrupted, and of one that has found nothing."""
-    halving = findings.halving
+    The other arguments are fields of the plan that the search does not know; ``workload`` is without the rate.
+    """
+    question, halving = findings.question, findings.halving
     ranked = [] if halving is None else halving.finalists
-    passed = (
-        ()
-        if halving is None
-        else tuple(Rejected(contender.placement, reason) for contender, reason in halving.rejected)
+    given_up = [] if halving is None else halving.rejected
+    plan = PlanRecord(
+        model=model,
+        model_id=model_id,
+        common=common,
+        workload={"rate": f"{findings.budget.rate:g}", **workload},
+        objectives=question.objectives,
+        attainment=question.attainment,
+        budget=findings.budget,
+        candidates=(),
+        winners={},
+        front=(),
+        why=(),
+        rejected=(
+            *(Rejected(contender.placement, reason) for contender, reason in given_up),
+            *_passed_over(findings),
+        ),
+        shadow_prices=(),
+        infeasible=None,
+        made=made,
     )
-    if halving is None or not ranked:
-        return Conclusion((), {}, (), (), (*passed, *_passed_over(findings)), (), _infeasible(findings, ()))
+    if not ranked:
+        return replace(plan, infeasible=_infeasible(findings, ()))
     why: list[str] = []
     ranked = _simplest_first(ranked, findings, why)
     judged = [_judged(contender, findings) for contender in ranked]
@@ -69,14 +80,14 @@ def conclude(findings: Findings) -> Conclusion:
     winners = _winners(candidates)
     if best.meets:
         why = [*_why(candidates, winners, findings), *why]
-    return Conclusion(
-        candidates,
-        winners,
-        _front(candidates),
-        tuple(why),
-        (*passed, *_passed_over(findings)),
-        tuple(_shadow_prices(findings.point(ranked[0]), findings.budget)),
-        None if best.meets else _infeasible(findings, list(zip(ranked, candidates, strict=True))),
+    return replace(
+        plan,
+        candidates=candidates,
+        winners=winners,
+        front=_front(candidates),
+        why=tuple(why),
+        shadow_prices=tuple(_shadow_prices(findings.point(ranked[0]), findings.budget)),
+        infeasible=None if best.meets else _infeasible(findings, list(zip(ranked, candidates, strict=True))),
     )
 
 
@@ -121,13 +132,14 @@ def _cost(placement: Placement, usd_per_hour: float | None) -> float:
 
 
 def _winners(candidates: Sequence[Candidate]) -> dict[Win, int]:
+    """Of equal ones the first; prices are compared in cents."""
     winners: dict[Win, int] = {}
     numbers = range(len(candidates))
     goodputs = [_goodput(candidate) for candidate in candidates]
     if any(goodputs):
         winners["goodput"] = max(numbers, key=lambda number: goodputs[number])
     if meeting := [number for number in numbers if candidates[number].meets]:
-        winners["cheapest"] = min(meeting, key=lambda number: (_price(candidates[number]), -goodputs[number]))
+        winners["cheapest"] = min(meeting, key=lambda number: round(_price(candidates[number]), 2))
         winners["ttft"] = min(meeting, key=lambda number: _ttft(candidates[number]))
     return winners
 

@@ -315,10 +315,10 @@ class Halving:
         return result is not None and result.attainment(self._aim.objectives) >= self._aim.attainment
 
     def _by_price(self, contender: Contender) -> tuple[float, ...]:
-        """Those that meet the objectives first, the cheapest of them first; others by how close they come."""
+        """Those that meet the objectives first, the cheapest of them first, by the cent; others by how close they come."""
         goodput = 0.0 if contender.result is None else contender.result.goodput_rps
         devices = float(sum(contender.placement.device_counts.values()))
-        price = devices if contender.usd_per_hour is None else contender.usd_per_hour
+        price = devices if contender.usd_per_hour is None else round(contender.usd_per_hour, 2)
         return (0.0, price, -goodput) if self.meets(contender) else (1.0, -goodput, price)
 
     def _by_ttft(self, contender: Contender) -> tuple[float, ...]:

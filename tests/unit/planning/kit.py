@@ -8,12 +8,13 @@ from tests.unit.sim.kit import CONTROL_S, FAMILY, IMAGE, MIX, deployment
 from triptych.domain.instance import ModelInfo
 from triptych.domain.stage import Role
 from triptych.families.base import Family
+from triptych.planning import conclusion
 from triptych.planning.closed_form import Point, Wanted
 from triptych.planning.demand import Demand
 from triptych.planning.offers import offers
-from triptych.planning.planner import Question
+from triptych.planning.planner import Findings, Question
 from triptych.planning.pools import Limits, Offer
-from triptych.planning.record import Budget, Placement
+from triptych.planning.record import Budget, Made, Placement, PlanRecord
 from triptych.planning.search import Round
 from triptych.planning.space import Bounds, Offers, points
 from triptych.policy.roofline import DoesNotFit
@@ -105,3 +106,8 @@ def question(devices: Mapping[str, int | None], rate: float | None, **others: An
         "rounds": ROUNDS,
     }
     return Question(**(asked | others))
+
+
+def conclude(findings: Findings) -> PlanRecord:
+    made = Made("0.1.0", "2026-11-29T00:00:00+00:00", 1.0, 1, 1, (0,), findings.interrupted, (), None, "")
+    return conclusion.conclude(findings, model="config.json", model_id="model", common={}, workload={}, made=made)

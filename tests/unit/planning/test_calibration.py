@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.planning.kit import ROUNDS, Factory, question
+from tests.unit.planning.kit import ROUNDS, Factory, conclude, question
 from tests.unit.planning.test_record import PLACEMENT
 from triptych.domain.stage import Role
 from triptych.planning.calibration import (
@@ -21,7 +21,6 @@ from triptych.planning.calibration import (
     kinds_of,
     times_of,
 )
-from triptych.planning.conclusion import conclude
 from triptych.planning.planner import search
 from triptych.workload.report import Latency, Record
 from triptych.workload.requests import Planned

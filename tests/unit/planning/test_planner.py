@@ -4,13 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.planning.kit import OBJECTIVES, ROUNDS, Factory, question
+from tests.unit.planning.kit import OBJECTIVES, ROUNDS, Factory, conclude, question
 from tests.unit.sim.kit import IMAGE, MIX
 from triptych.domain.stage import Role
 from triptych.planning import planner
-from triptych.planning.conclusion import Conclusion, conclude
 from triptych.planning.planner import Findings, Progress, Question, search
-from triptych.planning.record import Placement
+from triptych.planning.record import Placement, PlanRecord
 from triptych.sim.scenario import Deployment
 from triptych.workload.report import Objectives
 from triptych.workload.requests import Distribution, Mix, WorkloadError
@@ -18,7 +17,7 @@ from triptych.workload.requests import Distribution, Mix, WorkloadError
 pytestmark = pytest.mark.slow
 
 
-def planned(asked: Question, factory: Factory | None = None) -> tuple[Findings, Conclusion]:
+def planned(asked: Question, factory: Factory | None = None) -> tuple[Findings, PlanRecord]:
     findings = search(asked, factory or Factory(dict.fromkeys(asked.devices, 1.0)))
     return findings, conclude(findings)
 
@@ -41,6 +40,8 @@ def test_the_cheapest_placement_for_a_rate_is_found() -> None:
     prices = [sum(each.placement.device_counts.values()) for each in concluded.candidates if each.meets]
     assert sum(concluded.candidates[concluded.winners["cheapest"]].placement.device_counts.values()) == min(prices)
     assert 0 in concluded.front or concluded.front
+    if sum(best.placement.device_counts.values()) == min(prices):
+        assert concluded.winners["cheapest"] == 0, "of equal prices the chosen one"
     assert all(each.lacks for each in concluded.candidates[1:])
     assert any("busiest stage" in line for line in concluded.why)
     [shadow] = concluded.shadow_prices

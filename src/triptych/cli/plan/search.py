@@ -97,12 +97,19 @@ def plan(options: Asked, outputs: Outputs, console: Console) -> None:
         calibration=_calibration(options, factory),
     )
     findings = _searched(question, factory, console)
-    made = _record(findings, factory, options, {**options.common, **settings}, perf_counter() - began_s)
-    show.show(made, console)
-    outputs.write(made)
+    concluded = conclude(
+        findings,
+        model=options.model,
+        model_id=factory.model_id,
+        common={**options.common, **settings},
+        workload=options.workload_options,
+        made=_made(findings, factory, perf_counter() - began_s),
+    )
+    show.show(concluded, console)
+    outputs.write(concluded)
     if findings.interrupted:
         raise KeyboardInterrupt
-    if made.chosen is None:
+    if concluded.chosen is None:
         raise CliError("no placement meets the objectives", caller=True)
 
 
@@ -134,39 +141,21 @@ def _searched(question: Question, factory: ModelFactory, console: Console) -> Fi
             raise CliError(str(error), caller=True) from None
 
 
-def _record(findings: Findings, factory: ModelFactory, options: Asked, common: Options, took_s: float) -> PlanRecord:
-    concluded = conclude(findings)
+def _made(findings: Findings, factory: ModelFactory, took_s: float) -> Made:
     error, error_source = factory.expected_error()
     halving, question = findings.halving, findings.question
-    simulated = 0 if halving is None else len(halving.contenders) + len(halving.rejected)
     seeds = max((each.seeds for each in question.rounds), default=0)
-    return PlanRecord(
-        model=options.model,
-        model_id=factory.model_id,
-        common=common,
-        workload={"rate": f"{findings.budget.rate:g}", **options.workload_options},
-        objectives=question.objectives,
-        attainment=question.attainment,
-        budget=findings.budget,
-        candidates=concluded.candidates,
-        winners=concluded.winners,
-        front=concluded.front,
-        why=concluded.why,
-        rejected=concluded.rejected,
-        shadow_prices=concluded.shadow_prices,
-        infeasible=concluded.infeasible,
-        made=Made(
-            version=version("triptych"),
-            at=datetime.now(UTC).isoformat(timespec="seconds"),
-            took_s=took_s,
-            points=findings.shortlist.points,
-            simulated=simulated,
-            seeds=tuple(range(question.workload.seed, question.workload.seed + seeds)),
-            interrupted=findings.interrupted,
-            sources=tuple(factory.notes),
-            expected_error=error,
-            error_source=error_source,
-        ),
+    return Made(
+        version=version("triptych"),
+        at=datetime.now(UTC).isoformat(timespec="seconds"),
+        took_s=took_s,
+        points=findings.shortlist.points,
+        simulated=0 if halving is None else len(halving.contenders) + len(halving.rejected),
+        seeds=tuple(range(question.workload.seed, question.workload.seed + seeds)),
+        interrupted=findings.interrupted,
+        sources=tuple(factory.notes),
+        expected_error=error,
+        error_source=error_source,
     )
 
 
