@@ -4,7 +4,7 @@ A line of JSON for each verification. It is kept beside the profiles, under a na
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import exp, log
@@ -44,7 +44,7 @@ class Verified:
     """ISO 8601, UTC."""
     model_id: str
     devices: str
-    """The kinds of devices, as ``kinds_of`` names them."""
+    """The kinds of devices, as ``kinds_text`` names them."""
     placement: str
     rate: float
     requests: int
@@ -54,9 +54,14 @@ class Verified:
     """Whether all were within the error that was expected."""
 
 
+def kinds_text(devices: Iterable[str]) -> str:
+    """Kinds of devices, in alphabetical order."""
+    return "+".join(sorted(set(devices)))
+
+
 def kinds_of(placement: Placement) -> str:
-    """The kinds of a placement's devices, in alphabetical order."""
-    return "+".join(sorted(placement.device_counts))
+    """The kinds of a placement's devices."""
+    return kinds_text(placement.device_counts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,18 +85,18 @@ class Calibration:
         """Those of one model."""
         return Calibration(tuple(entry for entry in self.verified if entry.model_id == model_id))
 
-    def factor(self, placement: Placement, name: Metric) -> float:
+    def factor(self, kinds: str, name: Metric) -> float:
         """By which predicted times are to be multiplied: the geometric mean of P50 and P90 in the latest verifications on these kinds of
-        devices. 1 if there is none.
+        devices (``kinds_text``). 1 if there is none.
         """
-        kinds = kinds_of(placement)
         known = [entry.factors for entry in self.verified if entry.devices == kinds][-LATEST:]
         logs = [log(factors[figure]) for factors in known for figure in _FIGURES[name][:2] if figure in factors]
         return exp(sum(logs) / len(logs)) if logs else 1.0
 
     def corrected(self, placement: Placement, records: Sequence[Record]) -> Sequence[Record]:
         """Simulated requests with their times multiplied."""
-        ttft, tpot = self.factor(placement, "ttft"), self.factor(placement, "tpot")
+        kinds = kinds_of(placement)
+        ttft, tpot = self.factor(kinds, "ttft"), self.factor(kinds, "tpot")
         return records if ttft == tpot == 1 else [_corrected(record, ttft, tpot) for record in records]
 
 

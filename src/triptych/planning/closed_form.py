@@ -6,45 +6,24 @@ taken to be independent. The time between tokens is that of decode steps beside 
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from math import inf
 
 from triptych.domain.stage import Role, Stage
-from triptych.workload.report import Objectives
 
-from .demand import Demand, Need
+from .combination import Combination, Counts, Method, Wanted
+from .demand import Need
 from .pools import PREPARE, Instance, PoolLoad, Rates
 from .waits import within
 
 TRANSFER = "transfer"
 """The name of pulls beside those of stages."""
 _HALVINGS = 12
+_ALONE = 1e-6
+"""Of the rate that no queue bears: a request is as good as alone."""
+_MANY = 64
+"""Times as many instances of one role as of another that shares its stages: nearly all requests are its own."""
 _HOPS = 6
 """Messages to the first token, about."""
-
-
-@dataclass(frozen=True, slots=True)
-class Method:
-    """A way to divide stages among roles: each has one, but for those that a special role shares with a general one."""
-
-    roles: tuple[Role, ...]
-    shared: tuple[Role, Role] | None = None
-    """The special and the general role. The special one takes so much of the stages of both that they are equally busy."""
-
-
-METHODS = (
-    Method((Role.EPD,)),
-    Method((Role.E, Role.PD)),
-    Method((Role.EP, Role.D)),
-    Method((Role.P, Role.ED)),
-    Method((Role.E, Role.P, Role.D)),
-    Method((Role.E, Role.EPD), (Role.E, Role.EPD)),
-    Method((Role.PD, Role.EPD), (Role.PD, Role.EPD)),
-    Method((Role.E, Role.EP, Role.D), (Role.E, Role.EP)),
-    Method((Role.P, Role.EP, Role.D), (Role.P, Role.EP)),
-    Method((Role.E, Role.P, Role.ED), (Role.E, Role.ED)),
-    Method((Role.P, Role.D, Role.ED), (Role.D, Role.ED)),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +32,6 @@ class Pool:
 
     instance: Instance
     count: int
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What is wanted of the requests of a demand."""
-
-    demand: Demand
-    objectives: Objectives
-    attainment: float
-    control_s: float
-    """Time of a message between two processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,99 +59,52 @@ class Judged:
 
 
 class Point:
-    """A placement: a method with a pool for each of its roles."""
+    """A placement: a combination with a number of instances for each of its roles."""
 
-    def __init__(self, method: Method, pools: Sequence[Pool], wanted: Wanted) -> None:
-        """``pools`` are in the order of the method's roles."""
-        self.method, self.pools = method, tuple(pools)
-        self._wanted = wanted
-        self._by_role = dict(zip(method.roles, self.pools, strict=True))
+    __slots__ = ("combination", "counts", "peak_per_s")
+
+    def __init__(self, combination: Combination, counts: Counts) -> None:
+        self.combination, self.counts = combination, counts
+        self.peak_per_s = combination.peak_per_s(counts)
+        """The rate that no queue bears, whatever the latencies."""
+
+    @property
+    def method(self) -> Method:
+        return self.combination.method
+
+    @property
+    def pools(self) -> tuple[Pool, ...]:
+        """In the order of the method's roles."""
+        return tuple(map(Pool, self.combination.instances, self.counts))
 
     @property
     def usd_per_hour(self) -> float | None:
         """None where a device has no price."""
-        prices = [pool.instance.offer.usd_per_hour for pool in self.pools]
-        if any(price is None for price in prices):
-            return None
-        return sum(pool.count * (price or 0.0) for pool, price in zip(self.pools, prices, strict=True))
+        return self.combination.usd_per_hour(self.counts)
 
     @property
     def devices(self) -> int:
-        return sum(pool.count * pool.instance.offer.degree for pool in self.pools)
-
-    def with_pools(self, pools: Sequence[Pool]) -> "Point":
-        """The same method with other counts."""
-        return Point(self.method, pools, self._wanted)
-
-    # --- how stages are divided ---------------------------------------------------------------------------------------
-
-    @cached_property
-    def special_share(self) -> float:
-        """The share of the shared stages that the special role takes."""
-        if self.method.shared is None:
-            return 0.0
-        special, general = (self._by_role[role] for role in self.method.shared)
-        shared = self._shared_stages
-        alike, own = _split(special, shared)
-        others_alike, others_own = _split(general, shared)
-        busier = (others_alike + others_own) / general.count - own / special.count
-        each = alike / special.count + others_alike / general.count
-        return min(1.0, max(0.0, busier / each)) if each else 0.5
+        return self.combination.devices(self.counts)
 
     @property
-    def _shared_stages(self) -> frozenset[Stage]:
-        if self.method.shared is None:
-            return frozenset()
-        special, general = self.method.shared
-        return special.stages & general.stages
-
-    def _served(self, role: Role, stage: Stage) -> float:
-        """The share of all requests whose stage this role serves."""
-        if not role.serves(stage):
-            return 0.0
-        if self.method.shared is None or role not in self.method.shared or stage not in self._shared_stages:
-            return 1.0
-        return self.special_share if role is self.method.shared[0] else 1 - self.special_share
-
-    @cached_property
-    def peak_per_s(self) -> float:
-        """The rate that no queue bears, whatever the latencies: at which some devices, cores or links are always busy."""
-        return 1 / max(1e-12, *(self.busy_s(role) for role in self.method.roles))
-
-    def busy_s(self, role: Role) -> float:
-        """Seconds for which a request keeps a pool busy."""
-        instance, count = self._by_role[role].instance, self._by_role[role].count
-        taken_s = sum(seconds * self._served(role, stage) for stage, seconds in instance.seconds.items())
-        prepare_s = instance.prepare_mean_s * self._served(role, Stage.ENCODE) / instance.offer.kind.prepare_cores
-        return max(taken_s / count, prepare_s / count, self._link_s(role))
-
-    def _link_s(self, role: Role) -> float:
-        """Time that the transfers of a request take of the links of one instance of a pool, in the busier direction."""
-        instance, count = self._by_role[role].instance, self._by_role[role].count
-        demand, kind = self._wanted.demand, instance.offer.kind
-        embeddings = sum(need.share * need.embedding_nbytes for need in demand.needs)
-        nbytes = 0.0
-        if role.serves(Stage.ENCODE) != role.serves(Stage.PREFILL):
-            nbytes = embeddings * self._served(role, Stage.ENCODE if role.serves(Stage.ENCODE) else Stage.PREFILL)
-        if role.serves(Stage.PREFILL) != role.serves(Stage.DECODE):
-            prompts = sum(need.share * need.prompt_tokens for need in demand.needs)
-            hands = self._served(role, Stage.PREFILL if role.serves(Stage.PREFILL) else Stage.DECODE)
-            nbytes = max(nbytes, prompts * instance.kv_token_nbytes * hands)
-        return nbytes / kind.link.bytes_per_s / count
+    def special_share(self) -> float:
+        """The share of the shared stages that the special role takes."""
+        return self.combination.special_share(self.counts)
 
     # --- at a rate ----------------------------------------------------------------------------------------------------
 
     def judge(self, rate: float) -> Judged:
         """What becomes of requests at a rate."""
         loads: dict[Role, PoolLoad] = {}
+        special, served = self.special_share, self.combination.served
         for role, pool in self._by_role.items():
             rates: Rates = (
-                rate * self._served(role, Stage.ENCODE),
-                rate * self._served(role, Stage.PREFILL),
-                rate * self._served(role, Stage.DECODE),
+                rate * served(role, Stage.ENCODE, special),
+                rate * served(role, Stage.PREFILL, special),
+                rate * served(role, Stage.DECODE, special),
             )
             loads[role] = pool.instance.load(pool.count, rates)
-        utilization = {TRANSFER: max(rate * self._link_s(role) for role in loads)}
+        utilization = {TRANSFER: rate * max(self.combination.link_s(self.counts))}
         for load in loads.values():
             for stage, share in load.utilization.items():
                 utilization[stage] = max(utilization.get(stage, 0.0), share)
@@ -195,15 +116,20 @@ class Point:
             path_met, path_s = self._along(path, 1 - utilization[TRANSFER])
             met += path.share * path_met
             mean_s += path.share * path_s
-        return Judged(rate, met * self._wanted.demand.served, utilization, binds, mean_s)
+        ttft_factor, _ = self.combination.factors
+        return Judged(rate, met * self._wanted.demand.served, utilization, binds, ttft_factor * mean_s)
 
     def meets(self, rate: float) -> bool:
         return self.judge(rate).attainment >= self._wanted.attainment
 
+    def meets_alone(self) -> bool:
+        """Whether requests meet the objectives that come one at a time."""
+        return self.meets(_ALONE * self.peak_per_s)
+
     def goodput(self) -> float:
         """The highest rate at which the objectives are met; 0 if they are not met even by one request alone."""
         low, high = 0.0, self.peak_per_s
-        if not self.meets(1e-6 * high):
+        if not self.meets_alone():
             return 0.0
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
@@ -217,21 +143,33 @@ class Point:
         """
         loads = {role: pool.instance.load(pool.count, (1e-9, 1e-9, 1e-9)) for role, pool in self._by_role.items()}
         path = max(self._paths(loads), key=lambda path: path.share)
-        return [dict(steps) | {"decode": path.stages[Stage.DECODE][1].step_s} for steps in self._steps(path, 1.0)]
+        first, between = self.combination.factors
+        decode_s = between * path.stages[Stage.DECODE][1].step_s
+        return [
+            {name: first * seconds for name, seconds in steps.items()} | {"decode": decode_s}
+            for steps in self._steps(path, 1.0)
+        ]
+
+    @property
+    def _wanted(self) -> Wanted:
+        return self.combination.wanted
+
+    @property
+    def _by_role(self) -> Mapping[Role, Pool]:
+        return dict(zip(self.method.roles, self.pools, strict=True))
 
     def _paths(self, loads: Mapping[Role, PoolLoad]) -> Iterator[Path]:
         if self.method.shared is None:
             yield Path(1.0, {stage: self._server(stage, loads) for stage in Stage})
             return
         special, general = self.method.shared
-        for role, share in ((special, self.special_share), (general, 1 - self.special_share)):
+        by_role, special_share, shared_stages = self._by_role, self.special_share, self.method.shared_stages
+        for role, share in ((special, special_share), (general, 1 - special_share)):
             if share > 0:
                 yield Path(
                     share,
                     {
-                        stage: (self._by_role[role], loads[role])
-                        if stage in self._shared_stages
-                        else self._server(stage, loads)
+                        stage: (by_role[role], loads[role]) if stage in shared_stages else self._server(stage, loads)
                         for stage in Stage
                     },
                 )
@@ -262,7 +200,7 @@ class Point:
 
     def _along(self, path: Path, link_share: float) -> tuple[float, float]:
         """The share of requests within the objectives, and their mean time to the first token."""
-        objectives = self._wanted.objectives
+        objectives, (first, between) = self._wanted.objectives, self.combination.factors
         (_, encode), (prefiller, prefill) = path.stages[Stage.ENCODE], path.stages[Stage.PREFILL]
         decoder, decode = path.stages[Stage.DECODE]
         before = encode.prepare.then(encode.encode)
@@ -272,12 +210,14 @@ class Point:
             mean_s += need.share * (alone_s + prefill.prefill.mean_s + (before.mean_s if need.items else 0.0))
             share = 1.0
             if objectives.ttft_s is not None:
-                left_s = objectives.ttft_s - alone_s
+                left_s = objectives.ttft_s / first - alone_s
                 waits = (before, prefill.prefill) if need.items else (prefill.prefill,)
                 share = within(left_s, *waits)
             if share and objectives.tpot_s is not None:
                 more_s = self._handed_over_s(need, prefiller, decoder, link_share)
-                share *= decoder.instance.tpot_share(decode, objectives.tpot_s, need.output_tokens - 1, more_s)
+                share *= decoder.instance.tpot_share(
+                    decode, objectives.tpot_s / between, need.output_tokens - 1, more_s
+                )
             met += need.share * share
         return met, mean_s
 
@@ -305,10 +245,23 @@ def _transfer_s(sender: Pool, receiver: Pool, nbytes: float, link_share: float) 
     return max(link.latency_s for link in links) + nbytes / rate
 
 
-def _split(pool: Pool, shared: frozenset[Stage]) -> tuple[float, float]:
-    """Seconds of a request in the shared stages, and in the others."""
-    seconds = pool.instance.seconds
-    return (
-        sum(taken for stage, taken in seconds.items() if stage in shared),
-        sum(taken for stage, taken in seconds.items() if stage not in shared),
+def roomy(combination: Combination) -> Point:
+    """One instance of each role, and for each item of a request one that encodes: where a request alone is as fast as it can be."""
+    items = max(need.items for need in combination.wanted.demand.needs)
+    return Point(
+        combination, tuple(max(1, items) if role.serves(Stage.ENCODE) else 1 for role in combination.method.roles)
     )
+
+
+def is_hopeless(combination: Combination) -> bool:
+    """Whether no numbers of these instances meet the objectives, even for a request alone."""
+    point = roomy(combination)
+    return not (point.meets_alone() or any(other.meets_alone() for other in _with_many(point)))
+
+
+def _with_many(point: Point) -> Iterator[Point]:
+    """Nearly all requests go by the one, or by the other of the roles that share stages."""
+    roles = point.method.roles
+    for preferred in point.method.shared or ():
+        sizes = zip(roles, point.counts, strict=True)
+        yield Point(point.combination, tuple(_MANY * count if role is preferred else count for role, count in sizes))

@@ -2,15 +2,14 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import product
 from math import ceil, inf
 
-from triptych.domain.stage import Role
 from triptych.workload.prices import Prices
 from triptych.workload.report import KindReport, Objectives, Record
 from triptych.workload.requests import KINDS
 
-from .closed_form import METHODS, Point, Pool
+from .closed_form import Point, roomy
+from .combination import METHODS
 from .planner import Findings, placement_of
 from .record import (
     Budget,
@@ -30,7 +29,7 @@ from .record import (
 )
 from .search import Contender, Result
 from .shortlist import cheapest
-from .space import MOST_INSTANCES, Bounds, points
+from .space import MOST_INSTANCES, Bounds, combinations, points
 
 SIMPLER = 0.05
 """A placement must be better by more than this share to be chosen before a simpler one."""
@@ -266,9 +265,8 @@ def _shadow_prices(point: Point, budget: Budget) -> Iterator[ShadowPrice]:
             offer = pool.instance.offer
             if offer.device != device or pool.count >= MOST_INSTANCES:
                 continue
-            more = [*point.pools]
-            more[at] = Pool(pool.instance, pool.count + 1)
-            gained = max(0.0, (point.with_pools(more).goodput() - before) / offer.degree)
+            more = tuple(count + (number == at) for number, count in enumerate(point.counts))
+            gained = max(0.0, (Point(point.combination, more).goodput() - before) / offer.degree)
             price = None if offer.usd_per_hour is None else offer.usd_per_hour / offer.degree
             if best is None or gained > best.goodput_rps:
                 best = ShadowPrice(device, role, gained, price)
@@ -316,14 +314,16 @@ def _infeasible(findings: Findings, judged: Sequence[tuple[Contender, Candidate]
 def _alone(findings: Findings) -> Iterator[str]:
     """Objectives that requests of a kind miss even without others, on the fastest instances that there are."""
     objectives, needs = findings.question.objectives, findings.wanted.demand.needs
-    tried = list(_one_of_each(findings))
+    methods = [method for method in METHODS if method.shared is None]
+    tried = [roomy(combination) for combination in combinations(findings.offers, findings.wanted, methods)]
     if not tried:
         return
+    alone = [(point, point.alone_s()) for point in tried]
     for kind in KINDS:
         numbers = [number for number, need in enumerate(needs) if need.kind == kind]
         missed: dict[str, str] = {}
         for number in numbers:
-            steps = [(point, point.alone_s()[number]) for point in tried]
+            steps = [(point, by_need[number]) for point, by_need in alone]
             point, fastest = min(steps, key=lambda pair: _first_s(pair[1]))
             if objectives.ttft_s is not None and _first_s(fastest) > objectives.ttft_s:
                 stage = max((name for name in fastest if name != "decode"), key=lambda name: fastest[name])
@@ -347,16 +347,6 @@ def _first_s(steps: Mapping[str, float]) -> float:
 
 def _verb(stage: str) -> str:
     return {"transfer": "pull embeddings"}.get(stage, stage)
-
-
-def _one_of_each(findings: Findings) -> Iterator[Point]:
-    """Placements with one instance of each role, and an encoder for each item."""
-    items = max(need.items for need in findings.wanted.demand.needs)
-    for method in METHODS:
-        if method.shared is None:
-            for instances in product(*(findings.offers.get(role, ()) for role in method.roles)):
-                counts = [min(max(1, items), MOST_INSTANCES) if role is Role.E else 1 for role in method.roles]
-                yield Point(method, tuple(map(Pool, instances, counts)), findings.wanted)
 
 
 def _larger(findings: Findings) -> Point | None:

@@ -9,7 +9,7 @@ from triptych.policy.costs import Costs
 from triptych.policy.roofline import DoesNotFit
 from triptych.policy.sizing import choose_size
 
-from .closed_form import Wanted
+from .combination import Wanted
 from .pools import Instance, Limits, Offer
 from .record import Budget
 from .space import DEGREES, MOST_DEGREES
@@ -44,12 +44,10 @@ class Supplier(Protocol):
         ...
 
 
-def offers(
-    supplier: Supplier, budget: Budget, wanted: Wanted, limits: Limits | None = None
-) -> Mapping[Role, Sequence[Instance]]:
+def offers(supplier: Supplier, budget: Budget, wanted: Wanted) -> Mapping[Role, Sequence[Instance]]:
     """Instances of each role: on each kind of device, in the least degree that fits and those after it.
 
-    ``limits``: of all instances, if they are set. Raises DoesNotFit if no device holds a role that prefills or decodes.
+    Raises DoesNotFit if no device holds a role that prefills or decodes.
     """
     found: dict[Role, list[Instance]] = {role: [] for role in supplier.roles}
     fault: DoesNotFit | None = None
@@ -68,7 +66,7 @@ def offers(
                     fault = fault or error
                     continue
                 fitting += 1
-                own = limits or _limits(offer, wanted, known)
+                own = offer.limits or _limits(offer, wanted, known)
                 found[role].append(Instance(offer, wanted.demand, own, bytes_per_pixel=supplier.bytes_per_pixel))
     if fault is not None and not any(found[role] for role in found if role is not Role.E):
         raise fault

@@ -1,13 +1,13 @@
 """From a question to a plan: sample, offers, filter, simulation by halving, conclusion."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Literal, Protocol
 
 from triptych.domain.instance import ModelInfo
-from triptych.domain.stage import INSTANCE_NAMES, Stage
+from triptych.domain.stage import INSTANCE_NAMES, Role, Stage
 from triptych.families.base import Family
 from triptych.sim.limits import NotSimulated
 from triptych.sim.outcome import Outcome
@@ -18,10 +18,10 @@ from triptych.workload.requests import Plan
 from triptych.workload.workload import Workload
 
 from .calibration import UNVERIFIED, Calibration
-from .closed_form import Point, Wanted
+from .closed_form import Point
+from .combination import Wanted
 from .demand import SAMPLE, Demand
 from .offers import Supplier, offers
-from .pools import Limits
 from .record import Budget, Options, Placement
 from .search import ROUNDS, Aim, Contender, Halving, Round, Trial
 from .shortlist import Scored, Shortlist, shortlist
@@ -34,11 +34,13 @@ _OF_GOODPUT = 0.7
 _BUSY_CORES = 0.4
 """Share of the time for which preparing cores are busy, at most, where there can be as many as that takes."""
 _COPYING_S, _LEAST_COPIED = 0.005, 16 << 20
-"""Time of a step in which keys and values are copied, at most, and their least number of bytes."""
+"""Time of a step with decodes in which keys and values are copied, at most, and their least number of bytes."""
 _WARM_UP = 0.1
 """Share of a run whose requests are not counted."""
 _VARIED = 2
 """Placements whose settings are varied."""
+_NOTED = 20_000
+"""Placements from one note of progress to the next while they are filtered."""
 
 
 class Factory(Supplier, Protocol):
@@ -51,8 +53,8 @@ class Factory(Supplier, Protocol):
     def info(self) -> ModelInfo: ...
 
     @property
-    def limits(self) -> Limits | None:
-        """Batch limits of all instances, if they are set."""
+    def given(self) -> Collection[str]:
+        """Names of options of services that are set for all placements, so that none sets them for itself."""
         ...
 
     @property
@@ -91,11 +93,12 @@ class Progress:
     """How far a search is."""
 
     round: int
+    """From 1 on; 0 while placements are filtered."""
     rounds: int
     done: int
-    """Runs of all rounds."""
+    """Runs of all rounds; placements that were seen while they are filtered."""
     known: int
-    """Runs that are known to be needed until now."""
+    """Runs that are known to be needed until now; 0 while placements are filtered."""
     best: str = ""
 
 
@@ -132,13 +135,13 @@ def search(question: Question, factory: Factory, note: Note = lambda _: None) ->
     """Raises WorkloadError for a workload that cannot be served, DoesNotFit, and KeyboardInterrupt before there is any result."""
     drawn = sample(question.workload, question.rate)
     demand = Demand.of(drawn.requests, factory.family, factory.info, question.workload.burstiness)
-    wanted = Wanted(demand, question.objectives, question.attainment, question.control_s)
+    wanted = Wanted(demand, question.objectives, question.attainment, question.control_s, question.calibration)
     bounded = Budget(dict(question.devices), question.usd_per_hour, question.rate or 0.0)
     is_bounded = question.usd_per_hour is not None or None not in question.devices.values()
-    there_are = offers(factory, bounded, wanted, factory.limits)
+    there_are = offers(factory, bounded, wanted)
     bounds = Bounds(bounded, None if is_bounded else question.rate)
     found = shortlist(
-        points(there_are, bounds, wanted),
+        _noted(points(there_are, bounds, wanted), note, len(question.rounds)),
         question.rate,
         question.contenders,
         cheap_first=question.prefers == "cheapest",
@@ -149,27 +152,44 @@ def search(question: Question, factory: Factory, note: Note = lambda _: None) ->
         return findings
     contenders = []
     for scored in found.chosen:
-        contender = contender_of(scored, rate, factory.prepare_cores, sets_limits=factory.limits is None)
+        contender = contender_of(scored, rate, factory.prepare_cores, factory.given)
         findings.points[id(contender)] = scored.point
         contenders.append(contender)
     aim = Aim(rate, question.objectives, question.attainment, question.workload.seed, question.prefers)
-    halving = findings.halving = Halving(contenders, aim, lambda best: variants(best, question), question.rounds)
+    halving = findings.halving = Halving(
+        contenders,
+        aim,
+        lambda best: variants(best, question, factory.given),
+        question.rounds,
+    )
     _carry_out(findings, halving, factory, note)
     return findings
 
 
-def contender_of(scored: Scored, rate: float, prepare_cores: int, *, sets_limits: bool) -> Contender:
-    """The contender for a point. ``prepare_cores``: the most of an instance."""
+def _noted(found: Iterable[Point], note: Note, rounds: int) -> Iterator[Point]:
+    """The points, with a note now and then."""
+    for count, point in enumerate(found):
+        if count % _NOTED == 0:
+            note(Progress(0, rounds, count, 0))
+        yield point
+
+
+def contender_of(scored: Scored, rate: float, prepare_cores: int, given: Collection[str]) -> Contender:
+    """The contender for a point. ``prepare_cores``: the most of an instance. ``given``: options that it does not set."""
     point = scored.point
     settings: dict[str, str] = {}
-    if sets_limits:
-        limits = {pool.instance.offer.role: pool.instance.limits for pool in point.pools}
-        items = [each.max_batch_items for role, each in limits.items() if role.serves(Stage.ENCODE)]
-        settings = {
-            "max-batch-items": str(max(items)),
-            "max-sequences": str(max(each.max_sequences for each in limits.values())),
-        }
-    copying = [pool.instance.offer.kind for pool in point.pools if pool.instance.hands_over]
+    chosen = [
+        (pool.instance.offer.role, pool.instance.limits) for pool in point.pools if not pool.instance.offer.limits
+    ]
+    if items := [limits.max_batch_items for role, limits in chosen if role.serves(Stage.ENCODE)]:
+        settings["max-batch-items"] = str(max(items))
+    if sequences := [limits.max_sequences for role, limits in chosen if role is not Role.E]:
+        settings["max-sequences"] = str(max(sequences))
+    copying = [
+        pool.instance.offer.kind
+        for pool in point.pools
+        if pool.instance.hands_over and pool.instance.offer.role.serves(Stage.DECODE)
+    ]
     if copying:
         nbytes = _COPYING_S * min(kind.copied_bytes_per_s for kind in copying)
         settings["kv-bytes-per-step"] = str(max(_LEAST_COPIED, int(nbytes) >> 20 << 20))
@@ -180,8 +200,9 @@ def contender_of(scored: Scored, rate: float, prepare_cores: int, *, sets_limits
             busy = expected * pool.instance.prepare_mean_s / pool.count / _BUSY_CORES
             at_once = max((need.items for need in pool.instance.needs), default=1) / pool.count
             cores = max(cores, ceil(busy), ceil(at_once))
+    own = {name: value for name, value in settings.items() if name not in given}
     return Contender(
-        placement_of(point, min(prepare_cores, cores), settings), point.usd_per_hour, scored.goodput_rps or rate
+        placement_of(point, min(prepare_cores, cores), own), point.usd_per_hour, scored.goodput_rps or rate
     )
 
 
@@ -198,8 +219,8 @@ def placement_of(point: Point, prepare_cores: int = 1, settings: Options | None 
     )
 
 
-def variants(best: Sequence[Contender], question: Question) -> list[Contender]:
-    """The best placements with other policies and step budgets."""
+def variants(best: Sequence[Contender], question: Question, given: Collection[str]) -> list[Contender]:
+    """The best placements with other policies and step budgets. ``given``: options that stay as they are."""
     varied = []
     for contender in best[:_VARIED]:
         roles = contender.placement.roles
@@ -209,12 +230,16 @@ def variants(best: Sequence[Contender], question: Question) -> list[Contender]:
             changes.append(("steps within the objective", {"tpot-slo-s": f"{question.objectives.tpot_s:g}"}))
         if sum(count for role, count in roles.items() if role.serves(Stage.ENCODE)) > 1:
             changes.append(("items are not split", {"sharding": "never"}))
-        for note, change in changes:
-            placement = replace(contender.placement, settings={**contender.placement.settings, **change})
-            varied.append(
-                Contender(placement, contender.usd_per_hour, contender.expected_rps, varies=contender, note=note)
-            )
+        varied += [_varied(contender, note, change) for note, change in changes if change.keys().isdisjoint(given)]
     return varied
+
+
+def _varied(contender: Contender, note: str, change: Options) -> Contender:
+    """With other settings. Of a contender that varies another itself, it is the same placement."""
+    placement = replace(contender.placement, settings={**contender.placement.settings, **change})
+    notes = ", ".join(text for text in (contender.note, note) if text)
+    origin = contender.varies or contender
+    return Contender(placement, contender.usd_per_hour, contender.expected_rps, varies=origin, note=notes)
 
 
 def _carry_out(findings: Findings, halving: Halving, factory: Factory, note: Note) -> None:

@@ -45,6 +45,8 @@ class Offer:
     """Tokens that KV memory holds; None for encoders."""
     usd_per_hour: float | None
     """Of all devices of one instance."""
+    limits: Limits | None = None
+    """Batch limits, if they are set; None if they are to be chosen."""
 
     @property
     def device(self) -> str:

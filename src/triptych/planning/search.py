@@ -43,11 +43,12 @@ class Round:
     step: float = 1.3
     """How much higher the next rate is while none is too high."""
     tries_headroom: bool = False
+    most_requests: int = 1200
 
 
 ROUNDS = (
     Round(150, 4, 1, 0.12, "queues", keeps=10),
-    Round(300, 8, 2, 0.05, "queues", keeps=4, begin=0.9, step=1.15),
+    Round(300, 8, 2, 0.05, "queues", keeps=4, begin=0.9, step=1.15, most_requests=2400),
     Round(300, 6, 2, 0.05, "machines", keeps=0, begin=0.93, step=1.1, tries_headroom=True),
 )
 
@@ -225,7 +226,7 @@ class Halving:
 
     def _trial(self, contender: Contender, purpose: Purpose, rate: float, seed: int) -> Trial:
         now, ttft_s = self._rounds[self._at], self._aim.objectives.ttft_s or 0.0
-        requests = min(8 * now.requests, max(now.requests, round(now.waits * ttft_s * rate)))
+        requests = min(now.most_requests, max(now.requests, round(now.waits * ttft_s * rate)))
         return Trial(contender, self._at, purpose, rate, seed, requests, now.fidelity)
 
     def _search_from(self, contender: Contender, result: Result, seed: int, rate: float) -> Trial:

@@ -1,19 +1,27 @@
 """The filter: of all placements those worth a simulation, by their closed form."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from heapq import heappush, heapreplace
-from itertools import groupby, islice, zip_longest
+from heapq import heapify, heappop, heappush, nlargest
+from itertools import groupby, zip_longest
 from math import inf
 
-from .closed_form import Method, Point
+from .closed_form import Point, is_hopeless
 
 MARGIN = 0.7
 """A placement is worth a simulation if its goodput is at least this share of the best, or its price at most the inverse of it."""
 _MOST_JUDGED = 400
-"""Placements of a method that are judged, at most: those that could have the highest goodput, and the cheapest."""
+"""Placements of a method that are judged, at most, of those that could have the highest goodput."""
+_MOST_KEPT = 100
+"""Placements of a combination that could have the highest goodput, at most."""
 _OF_METHOD = 3
-"""Placements of a method with the highest goodput that are worth a simulation, and as many of the cheapest."""
+"""Placements of a method with the highest goodput that are worth a simulation."""
+_SERVED = (1.0, 1.2, 1.4)
+"""Of the rate: the cheapest of a method that serve so much are worth one as well, as closed forms err."""
+_SPARE = (1.0, 1.08, 1.17, 1.27, 1.4, 1.6, 2.0)
+"""Of a rate: of the placements of a combination that no queue keeps from bearing so much the cheapest is judged. With little to spare waits
+are long.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,36 +49,63 @@ class Shortlist:
 
 
 def shortlist(points: Iterable[Point], rate: float | None, most: int, *, cheap_first: bool = False) -> Shortlist:
-    """At most ``most`` of the points, which come by method: of each method those with the highest goodput, and the cheapest that serve ``rate``.
+    """At most ``most`` of the points, which come by method: of each method those with the highest goodput, and the cheapest that serve ``rate``,
+    or more of it.
 
     The simplest method, the whole model on each instance, always has one if it serves anything.
     """
-    fast: dict[Method, list[Scored]] = {}
-    cheap: dict[Method, list[Scored]] = {}
-    count = 0
-    for method, of_method in groupby(points, key=lambda point: point.method):
-        first, second = _Kept(), _Kept()
-        for point in of_method:
-            count += 1
-            first.add(point.peak_per_s, count, point)
-            if rate is not None and point.peak_per_s > rate:
-                second.add(-Scored(point, 0.0).price, count, point)
-        fast[method] = _highest(first.best, _OF_METHOD)
-        cheap[method] = [] if rate is None else _cheapest(second.best, rate, _OF_METHOD)
-    best_rps = max((scored.goodput_rps for found in fast.values() for scored in found), default=0.0)
-    least = min((scored.price for found in cheap.values() for scored in found), default=inf)
+    found = {method: _sifted(of_method, rate) for method, of_method in groupby(points, key=lambda point: point.method)}
+    best_rps = max((scored.goodput_rps for sifted in found.values() for scored in sifted.fast), default=0.0)
+    least = min((scored.price for sifted in found.values() for scored in sifted.cheap), default=inf)
     worth: list[Sequence[Scored]] = []
     passed_over: list[tuple[Scored, str]] = []
-    for method, found in fast.items():
-        fastest = [scored for scored in found if scored.goodput_rps >= MARGIN * best_rps and scored.goodput_rps]
-        cheapest = [scored for scored in cheap[method] if scored.price <= least / MARGIN]
-        if not fastest and not cheapest and len(method.roles) == 1:
-            fastest = [scored for scored in found[:1] if scored.goodput_rps]
-        if fastest or cheapest:
-            worth.append(_in_turns(*((cheapest, fastest) if cheap_first else (fastest, cheapest))))
-        elif found:
-            passed_over.append((found[0], _reason(found[0], best_rps)))
-    return Shortlist(_in_turns(*worth)[:most], passed_over, count)
+    for method, sifted in found.items():
+        fast = [scored for scored in sifted.fast if scored.goodput_rps >= MARGIN * best_rps and scored.goodput_rps]
+        cheap = [scored for scored in sifted.cheap if scored.price <= least / MARGIN]
+        if not fast and not cheap and len(method.roles) == 1:
+            fast = [scored for scored in sifted.fast[:1] if scored.goodput_rps]
+        if fast or cheap:
+            worth.append([*cheap, *fast] if cheap_first else _in_turns(fast, cheap))
+        elif sifted.fast:
+            passed_over.append((sifted.fast[0], _reason(sifted.fast[0], best_rps)))
+    return Shortlist(_in_turns(*worth)[:most], passed_over, sum(sifted.points for sifted in found.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Sifted:
+    """Of the points of a method the best, and the number of all."""
+
+    fast: Sequence[Scored]
+    """Those with the highest goodput."""
+    cheap: Sequence[Scored]
+    """The cheapest that meet the objectives at the rate, or above it."""
+    points: int
+
+
+def _sifted(points: Iterable[Point], rate: float | None) -> _Sifted:
+    """``points`` come by combination. Those of hopeless combinations are counted only; the first is there if there is nothing else."""
+    kept: list[Sequence[Point]] = []
+    likely: list[Point] = []
+    hopeless: Point | None = None
+    count = 0
+    for combination, same in groupby(points, key=lambda point: point.combination):
+        own = list(same)
+        count += len(own)
+        if is_hopeless(combination):
+            hopeless = hopeless or own[0]
+            continue
+        kept.append(nlargest(_MOST_KEPT, own, key=lambda point: point.peak_per_s))
+        if rate is not None:
+            likely += _likely(own, [share * rate for share in _SERVED])
+    if not kept and hopeless is not None:
+        return _Sifted([Scored(hopeless, 0.0)], [], count)
+    likely.sort(key=_by_price)
+    cheap = [] if rate is None else [_first_that_meets(likely, share * rate) for share in _SERVED]
+    return _Sifted(
+        _highest(kept, _OF_METHOD),
+        [Scored(point, point.goodput()) for point in cheap if point is not None],
+        count,
+    )
 
 
 def _in_turns(*lists: Sequence[Scored]) -> list[Scored]:
@@ -79,54 +114,63 @@ def _in_turns(*lists: Sequence[Scored]) -> list[Scored]:
     for turn in zip_longest(*lists):
         for scored in turn:
             if scored is not None:
-                unique.setdefault((scored.point.method, scored.point.pools), scored)
+                unique.setdefault((scored.point.combination, scored.point.counts), scored)
     return list(unique.values())
 
 
-class _Kept:
-    """The points of the highest keys."""
+def _highest(kept: Sequence[Sequence[Point]], wanted: int) -> list[Scored]:
+    """Those with the highest goodput, of points of several combinations, each sorted by the rate that no queue bears.
 
-    def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Point]] = []
-
-    def add(self, key: float, number: int, point: Point) -> None:
-        """Of equal keys those with the lowest numbers are kept."""
-        entry = key, -number, point
-        if len(self._heap) < _MOST_JUDGED:
-            heappush(self._heap, entry)
-        elif entry[:2] > self._heap[0][:2]:
-            heapreplace(self._heap, entry)
-
-    @property
-    def best(self) -> list[Point]:
-        return [point for _, _, point in sorted(self._heap, key=lambda entry: entry[:2], reverse=True)]
-
-
-def _highest(points: Sequence[Point], wanted: int) -> list[Scored]:
-    """Of points by the rate that no queue bears: those with the highest goodput, which is never above it."""
+    Goodput is never above that rate. What is left of it is about the same for all points of a combination, so they are judged in the order
+    of what is then to be expected. What does not meet the objectives at the lowest goodput of the best is not looked at further.
+    """
     best: list[Scored] = []
-    for point in points:
-        if len(best) == wanted and point.peak_per_s <= best[-1].goodput_rps:
+    turns = [(-points[0].peak_per_s, number, 0) for number, points in enumerate(kept) if points]
+    heapify(turns)
+    for _ in range(_MOST_JUDGED):
+        if not turns:
             break
-        best.append(Scored(point, point.goodput()))
-        best.sort(key=_by_goodput)
-        del best[wanted:]
+        _, number, at = heappop(turns)
+        point = kept[number][at]
+        least = best[-1].goodput_rps if len(best) == wanted else 0.0
+        if point.peak_per_s <= least:
+            continue  # as are all others of its combination
+        goodput_rps = least
+        if not least or point.meets(least):
+            goodput_rps = point.goodput()
+            best = sorted([*best, Scored(point, goodput_rps)], key=_by_goodput)[:wanted]
+        if at + 1 < len(kept[number]):
+            left = goodput_rps / point.peak_per_s
+            heappush(turns, (-left * kept[number][at + 1].peak_per_s, number, at + 1))
     return best
 
 
 def cheapest(points: Iterable[Point], rate: float) -> Point | None:
-    """The cheapest point that meets the objectives at a rate, of those that are likely to; None if none does."""
-    kept = _Kept()
-    for number, point in enumerate(points):
-        if point.peak_per_s > rate:
-            kept.add(-Scored(point, 0.0).price, number, point)
-    return next((point for point in kept.best if point.meets(rate)), None)
+    """The cheapest point that meets the objectives at a rate, of those that are likely to; None if none does. ``points`` come by combination."""
+    likely: list[Point] = []
+    for combination, same in groupby(points, key=lambda point: point.combination):
+        if not is_hopeless(combination):
+            likely += _likely(list(same), [rate])
+    return _first_that_meets(sorted(likely, key=_by_price), rate)
 
 
-def _cheapest(points: Sequence[Point], rate: float, wanted: int) -> list[Scored]:
-    """Of points by price: the first that meet the objectives at this rate."""
-    meeting = (Scored(point, point.goodput()) for point in points if point.meets(rate))
-    return list(islice(meeting, wanted))
+def _likely(points: Sequence[Point], rates: Sequence[float]) -> Iterator[Point]:
+    """Of points of a combination the cheapest that bear these rates, with more and more to spare."""
+    bounds = sorted({spare * rate for rate in rates for spare in _SPARE}, reverse=True)
+    for point in sorted(points, key=_by_price):
+        if bounds and point.peak_per_s > bounds[-1]:
+            yield point
+            while bounds and point.peak_per_s > bounds[-1]:
+                bounds.pop()
+
+
+def _first_that_meets(points: Iterable[Point], rate: float) -> Point | None:
+    return next((point for point in points if point.peak_per_s > rate and point.meets(rate)), None)
+
+
+def _by_price(point: Point) -> tuple[float, float]:
+    """Of equal ones first those that bear more."""
+    return Scored(point, 0.0).price, -point.peak_per_s
 
 
 def _by_goodput(scored: Scored) -> tuple[float, float]:

@@ -4,16 +4,17 @@ Instances of a role are alike, so only their number counts. Where there are too 
 fewer instances of any role the rate is not borne, with more of one role alone nothing is gained, but for shorter waits.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
 from itertools import product
 from math import ceil, inf, prod
+from operator import mul
 
 from triptych.domain.stage import Role
 
-from .closed_form import METHODS, Method, Point, Pool, Wanted
+from .closed_form import Point
+from .combination import METHODS, Combination, Counts, Method, Wanted
 from .pools import Instance
 from .record import Budget
 
@@ -40,17 +41,19 @@ class Bounds:
     budget: Budget
     sized_for: float | None
 
-    def allows(self, pools: Sequence[Pool]) -> bool:
-        taken: Counter[str] = Counter()
-        dollars = 0.0
-        for pool in pools:
-            offer = pool.instance.offer
-            taken[offer.device] += pool.count * offer.degree
-            dollars += pool.count * (offer.usd_per_hour or 0.0)
-        limits = self.budget.devices
-        if self.budget.usd_per_hour is not None and dollars > self.budget.usd_per_hour + _CENT:
-            return False
-        return all((most := limits[device]) is None or count <= most for device, count in taken.items())
+    def within(self, combination: Combination, counts: Iterator[Counts]) -> Iterator[Counts]:
+        """Those of the counts that the budget has devices and money for."""
+        offers = [instance.offer for instance in combination.instances]
+        limits: list[tuple[float, list[float]]] = [
+            (limit, [offer.degree if offer.device == device else 0 for offer in offers])
+            for device, limit in self.budget.devices.items()
+            if limit is not None and any(offer.device == device for offer in offers)
+        ]
+        if self.budget.usd_per_hour is not None:
+            limits.append((self.budget.usd_per_hour + _CENT, [offer.usd_per_hour or 0.0 for offer in offers]))
+        for chosen in counts:
+            if all(sum(map(mul, taken, chosen)) <= limit for limit, taken in limits):
+                yield chosen
 
     def most(self, instance: Instance) -> int:
         """Of these instances, if there were no others."""
@@ -69,34 +72,33 @@ class Bounds:
         return int(min(bounds))
 
 
-def points(offers: Offers, bounds: Bounds, wanted: Wanted, methods: Sequence[Method] = METHODS) -> Iterator[Point]:
-    """The placements within the bounds, none twice."""
+def combinations(offers: Offers, wanted: Wanted, methods: Sequence[Method] = METHODS) -> Iterator[Combination]:
+    """The ways to give each role of a method one of its instances, by method."""
     for method in methods:
         for instances in product(*(offers.get(role, ()) for role in method.roles)):
-            yield from _counted(method, instances, bounds, wanted)
+            yield Combination(method, instances, wanted)
 
 
-def _counted(method: Method, instances: Sequence[Instance], bounds: Bounds, wanted: Wanted) -> Iterator[Point]:
-    most = [bounds.most(instance) for instance in instances]
+def points(offers: Offers, bounds: Bounds, wanted: Wanted, methods: Sequence[Method] = METHODS) -> Iterator[Point]:
+    """The placements within the bounds, none twice: by method, and those of a combination one after the other."""
+    for combination in combinations(offers, wanted, methods):
+        for counts in bounds.within(combination, _counts(combination, bounds)):
+            yield Point(combination, counts)
+
+
+def _counts(combination: Combination, bounds: Bounds) -> Iterator[Counts]:
+    most = [bounds.most(instance) for instance in combination.instances]
     if not all(most):
-        return
+        return iter(())
     if prod(most) <= _ALL_COUNTS:
-        counts: Iterator[tuple[int, ...]] = product(*(range(1, count + 1) for count in most))
-    else:
-        counts = iter(dict.fromkeys(_balanced(method, instances, most, wanted)))
-    for chosen in counts:
-        pools = tuple(map(Pool, instances, chosen))
-        if bounds.allows(pools):
-            yield Point(method, pools, wanted)
+        return product(*(range(1, count + 1) for count in most))
+    return iter(dict.fromkeys(_balanced(combination, most)))
 
 
-def _balanced(
-    method: Method, instances: Sequence[Instance], most: Sequence[int], wanted: Wanted
-) -> Iterator[tuple[int, ...]]:
+def _balanced(combination: Combination, most: Sequence[int]) -> Iterator[Counts]:
     """The least counts for each rate, and those with one instance more of some roles, which wait less."""
-    alone = Point(method, tuple(Pool(instance, 1) for instance in instances), wanted)
-    taken_s = [alone.busy_s(role) for role in method.roles]
-    counts = [1] * len(instances)
+    taken_s = combination.busy_s((1,) * len(most))
+    counts = [1] * len(most)
     borne = [(1 / seconds if seconds else inf, at) for at, seconds in enumerate(taken_s)]
     heapify(borne)
     while True:

@@ -9,7 +9,8 @@ from triptych.domain.instance import ModelInfo
 from triptych.domain.stage import Role
 from triptych.families.base import Family
 from triptych.planning import conclusion
-from triptych.planning.closed_form import Point, Wanted
+from triptych.planning.closed_form import Point
+from triptych.planning.combination import Wanted
 from triptych.planning.demand import Demand
 from triptych.planning.offers import offers
 from triptych.planning.planner import Findings, Question
@@ -41,6 +42,7 @@ class Factory:
     prices: Mapping[str, float]
     too_small: Sequence[str] = ()
     limits: Limits | None = LIMITS
+    given: Sequence[str] = ()
     prepare_cores: int = 4
     bytes_per_pixel: float = 0.3
     roles: Sequence[Role] = tuple(Role)
@@ -57,7 +59,7 @@ class Factory:
         if degree > 1 or (device in self.too_small and role is not Role.E):
             raise DoesNotFit(f"{device} is too small")
         kind = replace(deployment({role: 1}).kinds[role], device=device)
-        return Offer(role, kind, None if role is Role.E else 100_000, self.prices[device])
+        return Offer(role, kind, None if role is Role.E else 100_000, self.prices[device], self.limits)
 
     def deployment(self, placement: Placement) -> Deployment:
         router: dict[str, Any] = {}
@@ -83,7 +85,7 @@ def wanted(objectives: Objectives = OBJECTIVES, mix: Mix = MIX) -> Wanted:
 
 
 def there_are(what: Wanted, budget: Budget, factory: Factory) -> Offers:
-    return offers(factory, budget, what, LIMITS)
+    return offers(factory, budget, what)
 
 
 def all_points(what: Wanted, budget: Budget, factory: Factory | None = None) -> list[Point]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.planning.kit import ROUNDS, Factory, conclude, question
+from tests.unit.planning.kit import OBJECTIVES, ROUNDS, Factory, all_points, conclude, question, wanted
 from tests.unit.planning.test_record import PLACEMENT
 from triptych.domain.stage import Role
 from triptych.planning.calibration import (
@@ -22,6 +22,7 @@ from triptych.planning.calibration import (
     times_of,
 )
 from triptych.planning.planner import search
+from triptych.planning.record import Budget
 from triptych.workload.report import Latency, Record
 from triptych.workload.requests import Planned
 
@@ -33,15 +34,15 @@ OTHER = replace(PLACEMENT, devices={Role.E: "h100", Role.PD: "h100"})
 
 def test_what_is_added_is_read_and_multiplies_predictions_of_the_same_devices(tmp_path: Path) -> None:
     path = tmp_path / "profiles" / "verified.jsonl"
-    assert Calibration.read(path).factor(PLACEMENT, "ttft") == 1.0
+    assert Calibration.read(path).factor(kinds_of(PLACEMENT), "ttft") == 1.0
     add(path, replace(VERIFIED, factors={"ttft_p50": 4.0, "ttft_p90": 1.0, "ttft_p99": 9.0}))
     known = Calibration.read(path)
     assert kinds_of(PLACEMENT) == VERIFIED.devices
-    assert known.factor(PLACEMENT, "ttft") == pytest.approx(2.0), "the geometric mean of P50 and P90"
+    assert known.factor(kinds_of(PLACEMENT), "ttft") == pytest.approx(2.0), "the geometric mean of P50 and P90"
     add(path, replace(VERIFIED, factors={"ttft_p50": 0.5, "ttft_p90": 0.5}))
-    assert Calibration.read(path).factor(PLACEMENT, "ttft") == pytest.approx(1.0)
-    assert known.factor(PLACEMENT, "tpot") == 1.0
-    assert known.factor(OTHER, "ttft") == 1.0
+    assert Calibration.read(path).factor(kinds_of(PLACEMENT), "ttft") == pytest.approx(1.0)
+    assert known.factor(kinds_of(PLACEMENT), "tpot") == 1.0
+    assert known.factor(kinds_of(OTHER), "ttft") == 1.0
     assert known.of("llava") == known
     assert known.of("qwen") == Calibration()
 
@@ -49,7 +50,7 @@ def test_what_is_added_is_read_and_multiplies_predictions_of_the_same_devices(tm
 def test_the_latest_verifications_count() -> None:
     old, new = (replace(VERIFIED, factors={"ttft_p50": factor}) for factor in (9.0, 1.1))
     known = Calibration((old, *[new] * LATEST))
-    assert known.factor(PLACEMENT, "ttft") == pytest.approx(1.1)
+    assert known.factor(kinds_of(PLACEMENT), "ttft") == pytest.approx(1.1)
 
 
 def test_times_of_simulated_requests_are_multiplied() -> None:
@@ -75,6 +76,20 @@ def test_the_plan_after_a_verification_predicts_corrected_times() -> None:
     first, second = (candidate.predicted.figures.all for candidate in (before, after))
     assert second.ttft.p50_s == pytest.approx(1.5 * (first.ttft.p50_s or 0.0))
     assert second.tpot.p50_s == pytest.approx(0.9 * (first.tpot.p50_s or 0.0))
+
+
+def test_the_closed_form_multiplies_its_times_as_well() -> None:
+    known = Calibration((replace(VERIFIED, devices="device", factors={"ttft_p50": 2.0, "tpot_p50": 1.5}),))
+    strict = replace(OBJECTIVES, ttft_s=(OBJECTIVES.ttft_s or 0.0) / 2, tpot_s=(OBJECTIVES.tpot_s or 0.0) / 1.5)
+    budget = Budget({"device": 3}, None, 0.0)
+    verified, expected, before = (
+        all_points(what, budget) for what in (replace(wanted(), calibration=known), wanted(strict), wanted())
+    )
+    for point, other, first in zip(verified, expected, before, strict=True):
+        rate = 0.3 * point.peak_per_s
+        assert point.judge(rate).attainment == pytest.approx(other.judge(rate).attainment)
+        assert point.judge(rate).ttft_s == pytest.approx(2 * first.judge(rate).ttft_s)
+        assert point.alone_s()[0]["decode"] == pytest.approx(1.5 * first.alone_s()[0]["decode"])
 
 
 def test_factors_are_of_figures_that_both_have() -> None:

@@ -8,7 +8,8 @@ import pytest
 from tests.unit.planning.kit import OBJECTIVES, Factory, all_points, wanted
 from tests.unit.sim.kit import MIX, deployment, plan
 from triptych.domain.stage import Role
-from triptych.planning.closed_form import METHODS, Point
+from triptych.planning.closed_form import Point
+from triptych.planning.combination import METHODS
 from triptych.planning.record import Budget
 from triptych.sim.queues import run as queues
 from triptych.workload.report import Objectives, summarize

@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.planning.kit import OBJECTIVES, ROUNDS, Factory, conclude, question
+from tests.unit.planning.kit import OBJECTIVES, ROUNDS, Factory, all_points, conclude, question, wanted
 from tests.unit.sim.kit import IMAGE, MIX
 from triptych.domain.stage import Role
 from triptych.planning import planner
-from triptych.planning.planner import Findings, Progress, Question, search
-from triptych.planning.record import Placement, PlanRecord
+from triptych.planning.planner import Findings, Progress, Question, contender_of, search
+from triptych.planning.record import Budget, Options, Placement, PlanRecord
+from triptych.planning.shortlist import Scored
 from triptych.sim.scenario import Deployment
 from triptych.workload.report import Objectives
 from triptych.workload.requests import Distribution, Mix, WorkloadError
@@ -51,6 +52,7 @@ def test_the_cheapest_placement_for_a_rate_is_found() -> None:
     assert best.predicted.headroom["-20 %"] >= best.predicted.headroom["+20 %"] - 0.05
     assert best.predicted.binds in best.predicted.utilization
     assert set(best.predicted.figures.by_kind) == {"text", "image"}
+    assert (notes[0].round, notes[0].known) == (0, 0), "the filter"
     assert notes[-1].done == notes[-1].known
     assert notes[-1].round == len(ROUNDS)
 
@@ -157,3 +159,18 @@ def test_preparing_cores_are_as_many_as_are_needed() -> None:
     assert concluded.candidates[0].placement.prepare_cores <= 3
     assert findings.question.objectives == OBJECTIVES
     assert planner.sample(findings.question.workload, None).requests
+
+
+def test_copies_are_bounded_where_answers_are_decoded_and_given_options_are_kept() -> None:
+    found = all_points(wanted(), Budget({"device": 3}, None, 0.0), Factory({"device": 1.0}, limits=None))
+
+    def settings(roles: tuple[Role, ...], *given: str) -> Options:
+        point = next(point for point in found if point.method.roles == roles)
+        return contender_of(Scored(point, 1.0), 1.0, 4, given).placement.settings
+
+    apart = settings((Role.E, Role.P, Role.D))
+    assert apart["kv-bytes-per-step"] == str(38 << 20), "5 ms at 8 GB/s"
+    assert {"max-batch-items", "max-sequences"} <= apart.keys()
+    assert "kv-bytes-per-step" not in settings((Role.E, Role.PD))
+    kept = settings((Role.E, Role.P, Role.D), "kv-bytes-per-step", "max-sequences")
+    assert kept.keys() == {"max-batch-items"}

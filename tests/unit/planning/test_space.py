@@ -1,11 +1,16 @@
 """Placements within a budget: all of them, each once, and of too many those that count."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.unit.planning.kit import Factory, all_points, there_are, wanted
-from triptych.domain.stage import Role
+from triptych.domain.stage import ModelPart, Role
+from triptych.engine.delay import synthetic_decoder_profile
 from triptych.planning import space
-from triptych.planning.closed_form import METHODS, Point
+from triptych.planning.closed_form import Point
+from triptych.planning.combination import METHODS
+from triptych.planning.pools import Offer
 from triptych.planning.record import Budget
 from triptych.planning.shortlist import shortlist
 from triptych.planning.space import Bounds, points
@@ -72,6 +77,38 @@ def test_the_filter_finds_what_trying_all_finds() -> None:
     assert cheapest == least
     assert any(scored.point.method == METHODS[0] for scored in chosen.chosen)
     assert all(reason.startswith("closed form: goodput") for _, reason in chosen.passed_over)
+
+
+class Slow(Factory):
+    """Decode steps on the device ``slow`` miss the objective."""
+
+    def offer(self, role: Role, device: str, degree: int) -> Offer:
+        offer = super().offer(role, device, degree)
+        if device != "slow" or ModelPart.DECODER not in offer.kind.profiles:
+            return offer
+        decoder = synthetic_decoder_profile(step_s=0.07, sequence_s=0.0, prefill_token_s=1e-6, load_s=1.0)
+        profiles = {**offer.kind.profiles, ModelPart.DECODER: decoder}
+        return replace(offer, kind=replace(offer.kind, profiles=profiles))
+
+
+def test_many_devices_that_miss_the_objectives_do_not_hide_few_that_meet_them() -> None:
+    what, budget = wanted(), Budget({"slow": 8, "fast": 2}, None, 0.0)
+    found = all_points(what, budget, Slow({"slow": 0.1, "fast": 1.0}))
+    best = max(point.goodput() for point in found if "slow" not in {device for _, device, _ in placed(point)})
+    chosen = shortlist(found, None, 24).chosen
+    assert max(scored.goodput_rps for scored in chosen) >= best > 0
+    for scored in chosen:
+        assert ("PD", "slow") not in {(role, device) for role, device, _ in placed(scored.point)}
+
+
+@pytest.mark.timeout(60)
+def test_sixty_four_devices_of_three_kinds_are_filtered_in_seconds() -> None:
+    what, budget = wanted(), Budget({"a": 16, "b": 16, "c": 32}, None, 0.0)
+    there = there_are(what, budget, Factory({"a": 3.0, "b": 2.0, "c": 1.0}))
+    found = shortlist(points(there, Bounds(budget, None), what), 100.0, 24, cheap_first=True)
+    assert found.points > 50_000
+    assert len(found.chosen) == 24
+    assert all(scored.point.meets(100.0) for scored in found.chosen[:1])
 
 
 def test_devices_that_hold_no_language_model_encode_only() -> None:

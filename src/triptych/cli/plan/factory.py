@@ -1,6 +1,6 @@
 """Makes what the planner judges and simulates, from the options of a command line: instances on devices, and deployments."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from triptych.cli.outcome import CliError
@@ -14,12 +14,13 @@ from triptych.domain.stage import ModelPart, Role
 from triptych.families.base import Family
 from triptych.planning.pools import Limits, Offer
 from triptych.planning.record import Options, Placement, words
-from triptych.policy.roofline import DoesNotFit
+from triptych.policy.roofline import DoesNotFit, Target
+from triptych.runtime.process import CannotStart
 from triptych.services.encoder.settings import EncoderSettings
 from triptych.services.text.settings import TextSettings
-from triptych.sim.scenario import BYTES_PER_PIXEL, Deployment
+from triptych.sim.scenario import BYTES_PER_PIXEL, Deployment, InstanceKind
 
-_BATCHES = {"max-batch-items", "max-sequences", "token-budget", "vllm-args", "engine"}
+_BATCHES = {"max-batch-items", "max-sequences", "token-budget"}
 """Options by which batch limits are set, so that the planner does not choose them."""
 _MEASURED_ERROR = 0.15
 """What docs/fidelity.md says of P50 with measured profiles, up to 60 % of the capacity."""
@@ -84,8 +85,8 @@ class ModelFactory:
         return (Role.E, Role.PD) if self._engines[ModelPart.DECODER].by_vllm else tuple(Role)
 
     @property
-    def limits(self) -> Limits | None:
-        return self._set_limits if _BATCHES & self._settings.keys() else None
+    def given(self) -> Collection[str]:
+        return self._settings.keys()
 
     def check_devices(self, names: Sequence[str]) -> None:
         """Raises CliError for a device that is not in the catalogue."""
@@ -106,13 +107,26 @@ class ModelFactory:
         except CliError as error:  # without a profile of this degree
             raise DoesNotFit(str(error)) from None
         self._profiles |= {profile.file_name: profile for profile in kind.profiles.values()}
+        limits = self._set_limits if _BATCHES & self._settings.keys() else None
         kv_tokens = None
         if ModelPart.DECODER in kind.profiles:
+            kv_nbytes, limits = self._text(role, target, kind, limits)
             token_nbytes = kind.profiles[ModelPart.DECODER].measured.kv_token_nbytes
-            kv_nbytes = self._costed.kv_nbytes(role, target, kind)
             kv_tokens = kv_nbytes // token_nbytes if token_nbytes else None
         price = target.device.price
-        return Offer(role, kind, kv_tokens, None if price is None else degree * price.usd_per_hour)
+        return Offer(role, kind, kv_tokens, None if price is None else degree * price.usd_per_hour, limits)
+
+    def _text(self, role: Role, target: Target, kind: InstanceKind, limits: Limits | None) -> tuple[int, Limits | None]:
+        """KV memory of an instance, and its batch limits: those of vLLM are its own. Raises DoesNotFit."""
+        engine = self._engines[ModelPart.DECODER]
+        if not engine.by_vllm:
+            return self._costed.kv_nbytes(role, target, kind), limits
+        try:
+            own = self._costed.vllm_limits(engine, target)
+        except CannotStart as error:
+            raise DoesNotFit(str(error)) from None
+        kv_nbytes = self._costed.vllm_kv_nbytes(own, role, target, kind)
+        return kv_nbytes, Limits(self._set_limits.max_batch_items, own.max_sequences, own.token_budget)
 
     def deployment(self, placement: Placement) -> Deployment:
         """Raises ValueError."""

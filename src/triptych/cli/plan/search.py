@@ -131,6 +131,9 @@ def _searched(question: Question, factory: ModelFactory, console: Console) -> Fi
         task = bar.add_task("filtering placements", total=None)
 
         def note(progress: Progress) -> None:
+            if not progress.round:
+                bar.update(task, description=f"filtering placements: {progress.done}")
+                return
             text = f"round {progress.round} of {progress.rounds}"
             best = f", best {progress.best}" if progress.best else ""
             bar.update(task, completed=progress.done, total=progress.known, description=text + best)

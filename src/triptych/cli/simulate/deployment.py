@@ -271,15 +271,9 @@ class CostedModel:
                 role, targets[role], kinds[role], flags["text"], beside, switches=switches, engine=decoding
             )
             if decoding.by_vllm:
-                limits = engine_limits(
-                    text.engine.vllm_args,
-                    targets[role].device,
-                    degree=targets[role].degree,
-                    context_tokens=context_tokens,
-                    is_measured=bool(self._measured),
-                )
+                limits = self.vllm_limits(decoding, targets[role])
                 text = self._within_limits(text, limits, role, targets[role], kinds[role], beside)
-                context_tokens = limits.context_tokens
+                context_tokens = min(context_tokens, limits.context_tokens)
             texts[role], budget = self._within_objective(text, kinds[role])
             if budget is not None:
                 budgets[role] = budget
@@ -411,16 +405,32 @@ class CostedModel:
             raise DoesNotFit(f"{role.value} on {target.device.name}: nothing is left for keys and values")
         return free
 
+    def vllm_limits(self, engine: PartEngine, target: Target) -> EngineLimits:
+        """Of a vLLM engine on a device. Raises CannotStart for arguments that are not simulated."""
+        return engine_limits(
+            engine.vllm_args,
+            target.device,
+            degree=target.degree,
+            context_tokens=self.family.context_length,
+            is_measured=bool(self._measured),
+        )
+
+    def vllm_kv_nbytes(
+        self, limits: EngineLimits, role: Role, target: Target, kind: InstanceKind, beside: int = 0
+    ) -> int:
+        """KV memory of a vLLM engine on all its devices. ``beside``: encoders of other instances on them. Raises DoesNotFit."""
+        given = (limits.kv_cache_bytes or 0) * target.degree
+        return given or self.kv_nbytes(role, target, kind, beside, limits.memory_share)
+
     def _within_limits(
         self, settings: TextSettings, limits: EngineLimits, role: Role, target: Target, kind: InstanceKind, beside: int
     ) -> TextSettings:
         """The settings with the steps and memory that vLLM's arguments give its engine."""
-        kv_nbytes = (limits.kv_cache_bytes or 0) * target.degree
         engine = replace(
             settings.engine,
             max_sequences=limits.max_sequences,
             token_budget=limits.token_budget,
-            kv_cache_bytes=kv_nbytes or self.kv_nbytes(role, target, kind, beside, limits.memory_share),
+            kv_cache_bytes=self.vllm_kv_nbytes(limits, role, target, kind, beside),
         )
         return settings.model_copy(update={"engine": engine})
 

@@ -17,6 +17,9 @@ from typer.testing import CliRunner
 from tests.unit.planning.kit import ROUNDS
 from triptych.cli.main import app
 from triptych.cli.plan import search
+from triptych.cli.plan.factory import ModelFactory
+from triptych.cli.simulate.deployment import Hardware
+from triptych.domain.stage import Role
 from triptych.planning.planner import Question
 from triptych.planning.record import PlanRecord, read
 
@@ -135,6 +138,20 @@ def test_objectives_that_nothing_meets_are_explained(config: Path, tmp_path: Pat
 )
 def test_what_is_wrong_is_refused(config: Path, arguments: tuple[str, ...], message: str) -> None:
     assert message in triptych("--model", config, *arguments, status=2)
+
+
+def test_batch_limits_of_vllm_are_those_of_its_arguments(config: Path) -> None:
+    hardware = Hardware("h100", "1", None, None, None, 4, 0.0003)
+    settings = {"engine": "vllm", "vllm-args": "--max-num-seqs 96 --kv-cache-memory-bytes 8G"}
+    factory = ModelFactory(str(config), hardware, settings)
+    offer, encoder = factory.offer(Role.PD, "h100", 1), factory.offer(Role.E, "h100", 1)
+    assert offer.limits is not None
+    assert (offer.limits.max_sequences, offer.limits.token_budget) == (96, 8192)
+    assert offer.kv_tokens == (8 << 30) // (2 * 32 * 4096 * 2)
+    assert encoder.limits is None, "they are chosen"
+    own = ModelFactory(str(config), hardware, {"max-sequences": "48"}).offer(Role.PD, "h100", 1)
+    assert own.limits is not None
+    assert own.limits.max_sequences == 48
 
 
 def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
