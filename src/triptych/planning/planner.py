@@ -161,6 +161,7 @@ def search(question: Question, factory: Factory, note: Note = lambda _: None) ->
         aim,
         lambda best: variants(best, question, factory.given),
         question.rounds,
+        vary_last=lambda best: predicting(best, factory.given),
     )
     _carry_out(findings, halving, factory, note)
     return findings
@@ -232,6 +233,21 @@ def variants(best: Sequence[Contender], question: Question, given: Collection[st
             changes.append(("items are not split", {"sharding": "never"}))
         varied += [_varied(contender, note, change) for note, change in changes if change.keys().isdisjoint(given)]
     return varied
+
+
+def predicting(best: Sequence[Contender], given: Collection[str]) -> list[Contender]:
+    """The best placement with routing by predicted ends, where there is a choice. Queues do not have it."""
+    changes = {"encoder-routing": Stage.ENCODE, "text-routing": Stage.PREFILL}
+    for contender in best[:1]:
+        roles = contender.placement.roles
+        change = {
+            name: "predicted"
+            for name, stage in changes.items()
+            if name not in given and sum(count for role, count in roles.items() if role.serves(stage)) > 1
+        }
+        if change:
+            return [_varied(contender, "routing by predicted ends", change)]
+    return []
 
 
 def _varied(contender: Contender, note: str, change: Options) -> Contender:

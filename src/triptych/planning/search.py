@@ -156,18 +156,27 @@ class Aim:
 
 
 Vary = Callable[[Sequence[Contender]], Sequence[Contender]]
-"""Variants of the best contenders of the first round."""
+"""Variants of the best contenders of a round, for the next."""
 
 
 class Halving:
     """The search. ``first`` are the runs to begin with; ``took`` takes one that has ended, and says which follow."""
 
-    def __init__(self, contenders: Sequence[Contender], aim: Aim, vary: Vary, rounds: Sequence[Round] = ROUNDS) -> None:
+    def __init__(
+        self,
+        contenders: Sequence[Contender],
+        aim: Aim,
+        vary: Vary,
+        rounds: Sequence[Round] = ROUNDS,
+        *,
+        vary_last: Vary = lambda _: (),
+    ) -> None:
+        """``vary``: variants after the first round. ``vary_last``: those for the last round alone."""
         self.contenders = list(contenders)
         self.rejected: list[tuple[Contender, str]] = []
         """Those that were given up, with the reason."""
         self._aim = aim
-        self._vary = vary
+        self._vary, self._vary_last = vary, vary_last
         self._rounds = rounds
         self._at = 0
         self._entered: list[Contender] = []
@@ -261,10 +270,11 @@ class Halving:
         staying = self._survivors([contender for contender in entered if not contender.fault])
         if not staying:
             return []
-        if self._at == 0:
-            more = self._vary(staying)
-            self.contenders += more
-            staying += more
+        more = [*self._vary(staying)] if self._at == 0 else []
+        if self._at + 2 == len(self._rounds):
+            more += self._vary_last(self._ranked(staying))
+        self.contenders += more
+        staying += more
         for contender in staying:
             if contender.result is not None and contender.result.goodput_rps:
                 contender.expected_rps = contender.result.goodput_rps
