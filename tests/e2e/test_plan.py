@@ -19,7 +19,7 @@ from tests.unit.cli.plan.plans import placement, plan_of, written
 from triptych.cli import ports
 from triptych.demo import MODEL_DIR
 from triptych.engine.delay import synthetic_profiles
-from triptych.planning.calibration import Calibration
+from triptych.planning.calibration import Calibration, kinds_of
 from triptych.planning.record import Figures, KindFigures, Placement, PlanRecord
 from triptych.runtime.host import cpu_name
 from triptych.runtime.profiles import write_profile
@@ -136,7 +136,7 @@ async def test_a_plan_is_applied_and_does_what_it_predicted(tmp_path: Path, role
         document = await verified(plan, url)
     assert {row["kind"] for row in document["figures"]} == {"all", "text", "image"}
     assert Path(document["calibration"]) == profiles / "verified.jsonl"
-    assert Calibration.read(profiles / "verified.jsonl").factor(placed, "ttft") > 0.5
+    assert Calibration.read(profiles / "verified.jsonl").factor(kinds_of(placed), "ttft") > 0.5
 
 
 async def test_a_wrong_prediction_is_noticed_and_corrects_the_next(tmp_path: Path) -> None:
@@ -153,4 +153,4 @@ async def test_a_wrong_prediction_is_noticed_and_corrects_the_next(tmp_path: Pat
     async with started("plan", "apply", plan, "--start", f"--delay-profile={profiles}") as url:
         said = await triptych("plan", "verify", plan, "--url", url, "--error", 0.5, status=1)
     assert "failed: " in said
-    assert Calibration.read(profiles / "verified.jsonl").factor(placed, "ttft") > 4
+    assert Calibration.read(profiles / "verified.jsonl").factor(kinds_of(placed), "ttft") > 4

@@ -43,12 +43,13 @@ class Round:
     step: float = 1.3
     """How much higher the next rate is while none is too high."""
     tries_headroom: bool = False
-    most_requests: int = 1200
+    most_requests: int = 6000
+    """Of a run, at most. At high rates it is to last as long all the same: in a short run no queue grows, and any rate seems to be borne."""
 
 
 ROUNDS = (
     Round(150, 4, 1, 0.12, "queues", keeps=10),
-    Round(300, 8, 2, 0.05, "queues", keeps=4, begin=0.9, step=1.15, most_requests=2400),
+    Round(300, 8, 2, 0.05, "queues", keeps=4, begin=0.9, step=1.15, most_requests=9600),
     Round(300, 6, 2, 0.05, "machines", keeps=0, begin=0.93, step=1.1, tries_headroom=True),
 )
 

@@ -13,7 +13,7 @@ from tests.unit.cli.test_main import Stub
 from tests.unit.planning.test_record import PLAN
 from tests.unit.services.gateway.fakes import HELLO
 from triptych.errors import Overloaded
-from triptych.planning.calibration import Calibration
+from triptych.planning.calibration import Calibration, kinds_of
 from triptych.planning.record import Figures, KindFigures, PlanRecord
 from triptych.workload.report import Latency, Objectives
 
@@ -65,7 +65,7 @@ def test_a_figure_beyond_the_expected_error_fails_and_is_kept_for_the_next_plan(
     (entry,) = Calibration.read(tmp_path / "verified.jsonl").verified
     assert (entry.model_id, entry.devices, entry.within) == ("triptych-demo", "cpu", False)
     assert set(entry.factors) == {"ttft_p50", "ttft_p90"}
-    assert 0 < Calibration((entry,)).factor(PLACED, "ttft") < 0.5
+    assert 0 < Calibration((entry,)).factor(kinds_of(PLACED), "ttft") < 0.5
 
 
 def test_a_document_has_all_figures_and_where_they_are_kept(tmp_path: Path, gateway: Stub) -> None:
