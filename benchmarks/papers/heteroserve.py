@@ -1,18 +1,24 @@
 """HeteroServe: bytes at the cuts of a model (tables 2 and 3), its cost model (equations 4 to 8, tables 4 to 8), and stealing."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.papers import planner
 from benchmarks.papers.hydrainfer import LLAVA
 from benchmarks.papers.rows import Row
-from benchmarks.papers.simulation import at_once, cluster, costs, eager, mix, serve
+from benchmarks.papers.simulation import at_once, cluster, costs, eager, mix, serve, with_encoder
 from triptych.domain.architecture import DecoderArchitecture
 from triptych.domain.embedding import EMBEDS, DType, TensorSpec
 from triptych.domain.stage import ModelPart, Role
 from triptych.families.defaults import TEXT_DEFAULTS
 from triptych.families.language_models import language_model
+from triptych.planning.closed_form import Point
+from triptych.planning.combination import Combination
 from triptych.policy.transfer_analysis import EMBEDDINGS, KEYS_AND_VALUES, MovedItem, cuts
 from triptych.sim.run import simulate as by_services
+from triptych.sim.scenario import Deployment
+from triptych.workload.report import Objectives
 from triptych.workload.requests import Size
 
 TITLE = "HeteroServe"
@@ -190,6 +196,16 @@ def _tokens_per_dollar() -> Iterator[Row]:
         "8", "throughput of the homogeneous system's, %", 83, 100 * 3156 / 5986,
         differs="81 % in the text and 83 % in the caption are of vLLM's 3,886 tokens/s, not of the 5,986 of the table",
     )  # fmt: skip
+    whole, share = THROUGHPUTS["4 x A100"][0] / 4, THROUGHPUTS["2 x 4090 + 2 x A100"][0] / 2
+    yield Row(
+        "6.2", "saving at equal throughput, %", 40.6, 100 * (1 - per_dollar["4 x A100"] / mixed), "throughputs of table 4",
+        "negative: the mixed configuration has 53 % of the homogeneous system's throughput for 59 % of its price, so the same throughput costs 13 % more",
+    )  # fmt: skip
+    yield Row(
+        "eq. 8", "price of an RTX 4090, of an A100's, up to which the mixed configuration is not dearer at equal throughput", PRICES["4090"] / PRICES["A100"],
+        share / whole - 1, "throughputs of table 4; the paper saves at its own prices",
+        f"an A100 has {whole:,.0f} tokens/s by itself and {share:,.0f} with a 4090 beside it, so that is worth {share / whole - 1:.0%} of an A100",
+    )  # fmt: skip
 
 
 # --- simulated --------------------------------------------------------------------------------------------------------
@@ -197,6 +213,8 @@ def _tokens_per_dollar() -> Iterator[Row]:
 TOKENS_PER_S = {"with stealing": 3156, "without stealing": 2793, "4 x A100": 5986}
 REQUESTS, SEED = 512, 1
 _ROUTER = ("--ordering=first-come", "--sharding=never")
+LOAD = mix(images="1", size=Size(640, 480), text_tokens="8", output_tokens="128")
+_MANY, _MOST = 64, 256
 
 
 QWEN: Mapping[str, Any] = {
@@ -208,12 +226,96 @@ QWEN: Mapping[str, Any] = {
 
 
 def simulated() -> Sequence[Callable[[], Iterable[Row]]]:
-    return [_stealing, _tensor_parallel, _graphs]
+    return [_stealing, _tensor_parallel, _graphs, _mixed]
+
+
+MIXED_RATE = 160.0
+"""Requests/s, which takes about thirty A100."""
+THROUGHPUT_ALONE, ONLINE = Objectives(10.0, 1.0), Objectives(1.0, 0.05)
+SPEEDS = (0.5, 1.0, 2.0)
+"""Of the cheaper device in encoding, of the dearer's."""
+GAMMA = PRICES["4090"] / PRICES["A100"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fleets:
+    """The least numbers of instances that serve a rate, with encoders on devices of their own kind, and on one kind of devices alone."""
+
+    mixed: Sequence[tuple[int, int]]
+    """Encoders and instances of the language model."""
+    alone: int
+
+    @property
+    def highest_gamma(self) -> float:
+        """The price of an encoder's device, of the others', up to which a mixed cluster is not dearer."""
+        return max((self.alone - language) / encoders for encoders, language in self.mixed)
+
+    def saving(self, gamma: float) -> float:
+        return 1 - min(language + gamma * encoders for encoders, language in self.mixed) / self.alone
+
+
+def fleets(mixed: Deployment, whole: Deployment, objectives: Objectives) -> Fleets:
+    """By the planner's closed form, for ``MIXED_RATE``. ``mixed`` has E and PD; ``whole`` E, PD and EPD, on one kind of devices."""
+    wanted = planner.wanted_of(whole, LOAD, objectives)
+    apart, alone = (list(_least(planner.combination(made, (Role.E, Role.PD), wanted))) for made in (mixed, whole))
+    together = planner.combination(whole, (Role.EPD,), wanted)
+    instances = next(count for count in range(1, _MOST) if Point(together, (count,)).meets(MIXED_RATE))
+    return Fleets(apart, min(instances, *map(sum, alone)))
+
+
+def _least(made: Combination) -> Iterator[tuple[int, int]]:
+    """The least instances of the language model beside each number of encoders, until more of those spare none."""
+    fewest = next(count for count in range(1, _MOST) if Point(made, (_MANY, count)).meets(MIXED_RATE))
+    for encoders in range(1, _MANY):
+        for language in range(fewest, 2 * fewest + 1):
+            if Point(made, (encoders, language)).meets(MIXED_RATE):
+                yield encoders, language
+                if language == fewest:
+                    return
+                break
+
+
+def _mixed() -> Iterator[Row]:
+    """Where encoders on cheaper devices pay, by the planner: over the speed and the price of these devices."""
+    apart = cluster(LLAVA, "E:1,PD:1", "E=rtx-4090,PD=a100-80", most={Role.PD: 64}, over_network=True)
+    whole = cluster(LLAVA, "E:1,PD:1,EPD:1", "a100-80", most={Role.PD: 64, Role.EPD: 64}, over_network=True)
+    rho = VISION_S / LANGUAGE_S
+    demand = planner.wanted_of(whole, LOAD, THROUGHPUT_ALONE)
+    language_s = sum(planner.combination(whole, (Role.E, Role.PD), demand).instances[1].seconds.values())
+    token_s = rho * language_s / 576
+    assumed = f"{MIXED_RATE:g} requests/s of an image and 128 tokens; encoding takes {rho:.2f} of the {1000 * language_s:.0f} ms that the rest is computed to take, as in table 6"
+    found = {
+        speed: fleets(with_encoder(apart, token_s / speed), with_encoder(whole, token_s), THROUGHPUT_ALONE)
+        for speed in SPEEDS
+    }
+    for speed, by_planner in found.items():
+        yield Row(
+            "eq. 8", f"encoders {speed:g} times as fast: highest price of their device, of an A100's, at which a mixed cluster saves by the planner", 1,
+            by_planner.highest_gamma, assumed,
+            "equation 8 has one time of encoding for both kinds, so any lower price saves. With the times of both, cost over cost is (rho' gamma + 1) / (rho + 1), and the "
+            f"price must be below the speed, {speed:g}",
+        )  # fmt: skip
+    even, online = found[1.0], fleets(with_encoder(apart, token_s), with_encoder(whole, token_s), ONLINE)
+    assumed += "; prices of the paper, encoders as fast"
+    yield Row("eq. 8", "saving of the planner's mixed cluster, %", 31.4, 100 * even.saving(GAMMA), assumed)
+    (alone_encoders, language), (encoders, _) = even.mixed[-1], online.mixed[-1]
+    yield Row(
+        "eq. 8", f"saving of the planner's mixed cluster within {ONLINE}, %", 31.4, 100 * online.saving(GAMMA), assumed,
+        f"beside {language} instances of the language model the objectives ask for {encoders} encoders, in place of {alone_encoders} for throughput alone: more of the cluster is "
+        "of the cheaper kind",
+    )  # fmt: skip
+    computed = fleets(apart, whole, THROUGHPUT_ALONE)
+    encode_s, other_s = (costs(made, ModelPart.ENCODER).encode_s(576, 8).value / 8 for made in (apart, whole))
+    yield Row(
+        "eq. 8", "saving of the planner's mixed cluster with computed costs, %", 31.4, 100 * computed.saving(GAMMA), "prices of the paper; both encoders computed from their configuration",
+        f"an image is computed to take {1000 * encode_s:.1f} ms on an RTX 4090 and {1000 * other_s:.1f} ms on an A100, of {1000 * language_s:.0f} ms for the rest: most of the "
+        "paper's 53 ms for an image is not the encoder's computation",
+    )  # fmt: skip
 
 
 def _tensor_parallel() -> Iterator[Row]:
     """Qwen2.5-VL on two and four A100 in tensor parallelism, which encode as well."""
-    requests = at_once(mix(images="1", size=Size(640, 480), text_tokens="8", output_tokens="128"), REQUESTS, SEED)
+    requests = at_once(LOAD, REQUESTS, SEED)
     rates = {
         degree: serve(
             cluster(QWEN, "EPD:1", "a100-80", preset="monolith", degree=str(degree), most={Role.EPD: 64}), requests
@@ -255,7 +357,7 @@ def _graphs() -> Iterator[Row]:
 
 def _stealing() -> Iterator[Row]:
     """Two RTX 4090 that encode for two A100, alone and with answers that they take over; and four A100."""
-    requests = at_once(mix(images="1", size=Size(640, 480), text_tokens="8", output_tokens="128"), REQUESTS, SEED)
+    requests = at_once(LOAD, REQUESTS, SEED)
     devices, mixed = "E=rtx-4090,PD=a100-80", {Role.PD: 64, Role.EPD: 16}
     apart = cluster(LLAVA, "E:2,PD:2", devices, router=_ROUTER, most={Role.PD: 64}, over_network=True)
     lent = cluster(LLAVA, "EPD:2,PD:2", "EPD=rtx-4090,PD=a100-80", preset="hetero", most=mixed, over_network=True)
