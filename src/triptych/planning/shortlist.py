@@ -16,8 +16,8 @@ _MOST_KEPT = 100
 """Placements of a combination that could have the highest goodput, at most."""
 _OF_METHOD = 3
 """Placements of a method with the highest goodput that are worth a simulation."""
-_SERVED = (1.0, 1.2, 1.4)
-"""Of the rate: the cheapest of a method that serve so much are worth one as well, as closed forms err."""
+_SERVED = (1.0, 0.7, 1.25)
+"""Of the rate: the cheapest of a method that serve so much are worth one as well, as closed forms err in either direction."""
 _SPARE = (1.0, 1.08, 1.17, 1.27, 1.4, 1.6, 2.0)
 """Of a rate: of the placements of a combination that no queue keeps from bearing so much the cheapest is judged. With little to spare waits
 are long.
@@ -50,13 +50,14 @@ class Shortlist:
 
 def shortlist(points: Iterable[Point], rate: float | None, most: int, *, cheap_first: bool = False) -> Shortlist:
     """At most ``most`` of the points, which come by method: of each method those with the highest goodput, and the cheapest that serve ``rate``,
-    or more of it.
+    or about that.
 
     The simplest method, the whole model on each instance, always has one if it serves anything.
     """
     found = {method: _sifted(of_method, rate) for method, of_method in groupby(points, key=lambda point: point.method)}
     best_rps = max((scored.goodput_rps for sifted in found.values() for scored in sifted.fast), default=0.0)
-    least = min((scored.price for sifted in found.values() for scored in sifted.cheap), default=inf)
+    serving = (each for sifted in found.values() for each in sifted.cheap if each.goodput_rps >= (rate or 0.0))
+    least = min((scored.price for scored in serving), default=inf)
     worth: list[Sequence[Scored]] = []
     passed_over: list[tuple[Scored, str]] = []
     for method, sifted in found.items():
@@ -78,7 +79,7 @@ class _Sifted:
     fast: Sequence[Scored]
     """Those with the highest goodput."""
     cheap: Sequence[Scored]
-    """The cheapest that meet the objectives at the rate, or above it."""
+    """The cheapest that meet the objectives at the rate, or near it."""
     points: int
 
 
