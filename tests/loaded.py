@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from triptych.domain.instance import InstanceLoad, StageLoad
+from triptych.domain.instance import InstanceLimits, InstanceLoad, LimitsReport, StageLoad
 from triptych.domain.stage import Stage
 
 
@@ -16,9 +16,10 @@ class LoadedProcess:
         self.stages_version = 0
         self.switched_for = ""
         """The reason of the last switch."""
+        self.limits: LimitsReport | None = None
 
     def load(self) -> InstanceLoad:
-        return InstanceLoad(self._stages, self.draining, stages_version=self.stages_version)
+        return InstanceLoad(self._stages, self.draining, stages_version=self.stages_version, limits=self.limits)
 
     def on_change(self, listener: Callable[[], None]) -> None:
         self._listeners.append(listener)
@@ -38,3 +39,10 @@ class LoadedProcess:
         self._stages = stages
         for listener in self._listeners:
             listener()
+
+    def set_limits(self, wanted: InstanceLimits, version: int, by_hand: bool, reason: str) -> None:
+        """Have these limits at once."""
+        del reason
+        assert self.limits is not None
+        self.limits = LimitsReport(wanted.over(self.limits.limits), version, by_hand)
+        self.reports(self._stages)

@@ -44,5 +44,13 @@ async def app(
         }
         server = await stack.enter_async_context(identity.server(settings, servicers))
         running = RpcApp(service, server, world.scope)
-        async with instance_registered(settings, service, running, telemetry=identity.telemetry, tls=identity.tls):
+        registered = instance_registered(
+            settings,
+            service,
+            running,
+            telemetry=identity.telemetry,
+            tls=identity.tls,
+            set_limits=service.live_limits.set,
+        )
+        async with registered:
             yield running

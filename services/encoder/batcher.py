@@ -131,6 +131,10 @@ class Batcher(Generic[PreparedT]):
             for waiter in self._flights[key].waiters.values():
                 waiter.resolve(error)
 
+    def limit_items(self, most: int) -> None:
+        """From the next batch on, one has at most so many items."""
+        self.queue.limit_items(most)
+
     async def run(self) -> None:
         """Encode batches until cancelled, if no other loop calls ``encode_batch``. Raises InstanceLost as ``encode_batch``."""
         ready = asyncio.Event()

@@ -7,7 +7,7 @@ from typing import Generic
 
 from triptych.domain.embedding import EmbeddingIdentity, LeaseId, Ticket
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
-from triptych.domain.instance import InstanceInfo, InstanceLoad, ServedPart, StageLoad, TransportOffer
+from triptych.domain.instance import InstanceInfo, InstanceLimits, InstanceLoad, ServedPart, StageLoad, TransportOffer
 from triptych.domain.media import digest_of
 from triptych.domain.profile import ProfileIdentity
 from triptych.domain.stage import Role, Stage
@@ -24,6 +24,7 @@ from triptych.errors import (
 from triptych.machine.arena.published import HintReader, PublishedContents
 from triptych.machine.stage_states import StageStates
 from triptych.ports import EncoderEngine, Offload, PreparedT
+from triptych.runtime.batch_limits import LiveLimits
 from triptych.runtime.hinted_load import watch_with_hints
 from triptych.runtime.watched_value import WatchedValue
 from triptych.runtime.world import World
@@ -100,6 +101,8 @@ class EncoderService(Generic[PreparedT]):
             published=self.published,
             on_encoded=(lambda *_: None) if files is None else files.keep,
         )
+        self.live_limits = LiveLimits((self,), self._watched_load.notify)
+        """Of an encoder in an instance of other stages, those of the whole instance count."""
         self._received_bytes = 0
         self._draining = False
         self._served = 0
@@ -173,7 +176,28 @@ class EncoderService(Generic[PreparedT]):
         queue = self._batcher.queue
         served = None if self._states is None else self._served
         encode = StageLoad(queue.pending_tokens, queue.pending_items, self._store.memory.leased_bytes, served=served)
-        return InstanceLoad({Stage.ENCODE: encode} if self._is_open else {}, self._draining)
+        stages = {Stage.ENCODE: encode} if self._is_open else {}
+        return InstanceLoad(stages, self._draining, limits=self.live_limits.report())
+
+    @property
+    def batch_limits(self) -> InstanceLimits:
+        return InstanceLimits(max_batch_items=self._batcher.queue.limits.max_batch_items)
+
+    def check_batch_limits(self, wanted: InstanceLimits) -> None:
+        """Raises InvalidRequest for more items than may wait."""
+        most = self._settings.batches.max_waiting_items
+        if not 1 <= self._items(wanted) <= most:
+            raise InvalidRequest(
+                f"max_batch_items is {wanted.max_batch_items}, must be from 1 to {most}: so many items may wait",
+                param="max_batch_items",
+            )
+
+    def limit_batches(self, wanted: InstanceLimits) -> None:
+        self._batcher.limit_items(self._items(wanted))
+
+    def _items(self, wanted: InstanceLimits) -> int:
+        at_start = self._settings.batches.max_batch_items
+        return at_start if wanted.max_batch_items is None else wanted.max_batch_items
 
     @property
     def _is_open(self) -> bool:

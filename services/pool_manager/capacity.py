@@ -9,8 +9,8 @@ from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 from triptych.domain.decision import PoolFacts
-from triptych.domain.instance import ServedPart
-from triptych.domain.pool import PoolStatus, Registration
+from triptych.domain.instance import InstanceLimits, ServedPart
+from triptych.domain.pool import MemberStatus, PoolStatus
 from triptych.domain.scaling import PoolName
 from triptych.domain.slo import Slo
 from triptych.domain.stage import ModelPart, Role, Stage
@@ -21,6 +21,8 @@ from triptych.policy.costs import Costs
 from triptych.policy.pool_facts import (
     EncoderLimits,
     Profiles,
+    better_encoder_batch,
+    better_text_batch,
     encoder_facts,
     encoder_sizing,
     hybrid_facts,
@@ -28,6 +30,7 @@ from triptych.policy.pool_facts import (
     text_sizing,
 )
 from triptych.policy.scaling import colocation
+from triptych.policy.sizing import BatchChange
 from triptych.runtime.profiles import KnownProfiles
 
 T = TypeVar("T")
@@ -46,9 +49,11 @@ class _Kind:
     kv_tokens: int = 0
 
     @classmethod
-    def of(cls, registration: Registration) -> "_Kind":
-        parts = {part.identity.part: part for part in registration.parts}
-        return cls(parts.get(ModelPart.ENCODER), parts.get(ModelPart.DECODER), registration.kv_tokens)
+    def of(cls, member: MemberStatus) -> "_Kind":
+        """With the limits of batches that the member reports."""
+        limits = InstanceLimits() if member.load.limits is None else member.load.limits.limits
+        parts = {part.identity.part: limits.of(part) for part in member.registration.parts}
+        return cls(parts.get(ModelPart.ENCODER), parts.get(ModelPart.DECODER), member.registration.kv_tokens)
 
     @property
     def key(self) -> Hashable:
@@ -80,11 +85,11 @@ class Capacities:
         for pool in pools:
             if not pool.members:
                 continue
-            if pool.role is None:
+            if (name := pool.name) is None:
                 self._objectives[pool.model] = _commonest([member.registration.slo for member in pool.members], tuple)
             else:
-                kinds = [_Kind.of(member.registration) for member in pool.members]
-                self._kinds[PoolName(pool.model, pool.role)] = _commonest(kinds, lambda kind: kind.key)
+                kinds = [_Kind.of(member) for member in pool.members]
+                self._kinds[name] = _commonest(kinds, lambda kind: kind.key)
         _forget_oldest(self._kinds)
         _forget_oldest(self._objectives)
 
@@ -146,6 +151,29 @@ class Capacities:
             f"best size: tensor-parallel degree {sizing.tensor_parallel}, {sizing.reason}; now batches have up to {now}"
         )
         return (best, *self._hosts(encoder, decoder))
+
+    def better_batch(self, name: PoolName, classes: Mapping[str, ClassWindow]) -> BatchChange | None:
+        """The largest batch that the pool's instances should have, with the degree that they have; None to leave it. Roles E, P, D
+        and PD only: the batches of others share a device.
+        """
+        kind, _ = self._kinds.get(name, (_Kind(), True))
+        encoder = kind.encoder or self._other(name.model, ModelPart.ENCODER)
+        decoder = kind.decoder or self._other(name.model, ModelPart.DECODER)
+        if (kind.encoder if name.role is Role.E else kind.decoder) is None:
+            return None
+        slo = _parsed(self._objectives.get(name.model, ((), True))[0])
+        profiles = Profiles(self._costs(encoder), self._costs(decoder))
+        items, text = _limits(kind)
+        try:
+            if name.role is Role.E:
+                most = max((row.items for row in _tables({0: profiles}, ModelPart.ENCODER, "encode")), default=1)
+                return better_encoder_batch(profiles, slo, classes, limits=items, most=most)
+            if name.role.serves(Stage.ENCODE):
+                return None
+            most = max((row.batch for row in _tables({0: profiles}, ModelPart.DECODER, "decode")), default=1)
+            return better_text_batch(profiles, slo, classes, limits=text, most=most, role=name.role)
+        except ValueError:  # a profile without the tables that this mix needs: ``facts`` names it
+            return None
 
     def _hosts(self, encoder: ServedPart | None, decoder: ServedPart | None) -> tuple[str, ...]:
         if not self._host_devices or encoder is None or decoder is None:

@@ -1,6 +1,7 @@
 """Keeps pools at the size that is decided: feeds the machines of pools, and carries out what they order."""
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -12,10 +13,12 @@ from triptych.domain.decision import (
     PoolInstance,
     SavedPool,
     ScalingStatus,
+    TierShare,
 )
 from triptych.domain.pool import ManualSize, MemberCondition, MemberStatus, PoolStatus, Registration
 from triptych.domain.scaling import PoolName
 from triptych.domain.stage import Role
+from triptych.domain.tier import Tier
 from triptych.domain.windows import ClassWindow, WindowReport
 from triptych.errors import InvalidRequest, NotFound
 from triptych.machine.pool_manager.demand import Facts
@@ -24,6 +27,7 @@ from triptych.machine.pool_manager.pool_events import (
     DrainInstance,
     Frozen,
     InstancesSeen,
+    LimitsDecided,
     OverrideEnded,
     OverrideSet,
     PoolEvent,
@@ -35,16 +39,18 @@ from triptych.machine.pool_manager.pool_events import (
     ScaleTo,
     StartFailed,
 )
-from triptych.machine.pool_manager.reports import LONG_S, RouterReports
+from triptych.machine.pool_manager.reports import LONG_S, SHORT_S, RouterReports
 from triptych.machine.pool_manager.stage_views import stage_views, switched
 from triptych.machine.pool_manager.starting import StartingInstances
 from triptych.machine.pool_manager.switching import SwitchMachine
 from triptych.policy.scaling import ScalingLimits
 from triptych.policy.switching import SwitchLimits
+from triptych.policy.tiers import TierView, shares
 from triptych.ports import Clock, Scaler, Store
 from triptych.runtime.tasks import TaskScope
 from triptych.store.leadership import LeaseTimes
 
+from .batch_limits import BatchDecisions
 from .leading import Leading
 from .limits import ControlLimits
 from .orders import Orders
@@ -70,6 +76,8 @@ class ControlledPool:
     found_s: float
     seen_s: float
     starting: StartingInstances = field(default_factory=StartingInstances)
+    tier: Tier | None = None
+    """As its last instances said; None without tiers."""
     start_failures: int = 0
 
 
@@ -99,11 +107,12 @@ class Control:
         scope: TaskScope,
         facts_of: Callable[[PoolName], Facts],
         advice_of: Callable[[PoolName, Mapping[str, ClassWindow]], tuple[str, ...]],
+        batches: BatchDecisions,
         hour: Clock,
     ) -> None:
         """``scaler_at`` is where the scaler is, for the log. ``drain`` lets a member drain, for a reason. ``switch`` lets one
         switch to a role, for a reason, as ``switching`` decides (None: never). ``facts_of`` gives what profiles say of a pool,
-        ``advice_of`` what people can improve. ``hour`` is the time in hours since the beginning of 1970, UTC.
+        ``advice_of`` what people can improve; ``batches`` decides on the limits of batches. ``hour`` is the time in hours since the beginning of 1970, UTC.
         """
         self._limits = limits
         self._scaling = scaling
@@ -117,6 +126,7 @@ class Control:
         self._scope = scope
         self._facts_of = facts_of
         self._advice_of = advice_of
+        self._batches = batches
         self.leading = Leading(store, self, lease=lease, owner=owner, clock=clock, hour=hour)
         self.scaled = ScalerView(
             scaler,
@@ -171,14 +181,15 @@ class Control:
     def tick(self, pools: Sequence[PoolStatus]) -> None:
         """Decide, given the members now."""
         now_s = self._clock()
-        members_of = {PoolName(pool.model, pool.role): pool.members for pool in pools if pool.role is not None}
+        members_of = {pool.name: pool.members for pool in pools if pool.name is not None}
         self._find_and_forget(members_of, now_s)
         for model, reports in self.reports.items():
             routers = (pool.members for pool in pools if pool.role is None and pool.model == model)
             reports.retain({member.registration.instance_id for members in routers for member in members})
         instances_of = {name: self._look(pool, members_of.get(name, ()), now_s) for name, pool in self.pools.items()}
+        tiers = self._compare_tiers(members_of)
         for model in self.reports:
-            self._switch_roles(model, members_of, now_s)
+            self._switch_roles(model, members_of, tiers, now_s)
         heard = sum(len(pool.members) for pool in pools)
         lost = sum(
             instance.phase is InstancePhase.LOST for instances in instances_of.values() for instance in instances
@@ -188,16 +199,54 @@ class Control:
             self._feed(pool, Frozen(self.leading.why_not() or self._why_not(pool)))
             self._feed(pool, InstancesSeen(instances, cut_off=lost >= heard))
             self._feed(pool, PoolTick())
+            self._decide_batches(pool, members_of.get(name, ()), now_s)
             if (view := pool.machine.view) is not None:
                 self.leading.observe(view)
 
+    def _compare_tiers(self, members_of: Mapping[PoolName, Sequence[MemberStatus]]) -> Mapping[PoolName, TierShare]:
+        """What the pools of one role on several kinds of devices leave to each other."""
+        tiers: dict[tuple[str, Role], list[ControlledPool]] = {}
+        for name, pool in self.pools.items():
+            pool.tier = next((member.registration.tier for member in members_of.get(name, ())), pool.tier)
+            tiers.setdefault((name.model, name.role), []).append(pool)
+        shared: dict[PoolName, TierShare] = {}
+        for pools in tiers.values():
+            found = shares([self._tier_view(pool) for pool in pools])
+            shared |= {pool.name: found[str(pool.name)] for pool in pools}
+        return shared
+
+    def _tier_view(self, pool: ControlledPool) -> TierView:
+        view = pool.machine.view
+        return TierView(
+            str(pool.name),
+            pool.machine.wanted,
+            0 if view is None else view.serving,
+            self._limits.bounds(pool.name),
+            None if view is None else view.facts.capacity_per_s,
+            None if pool.tier is None else pool.tier.usd_per_hour,
+            given_up=pool.machine.is_given_up,
+        )
+
+    def _decide_batches(self, pool: ControlledPool, members: Sequence[MemberStatus], now_s: float) -> None:
+        reports, may_order = self.reports[pool.name.model], self.leading.fence is not None
+        found = self._batches.decide(pool.name, members, lambda: reports.classes(SHORT_S, now_s), may_order=may_order)
+        if found is not None:
+            self._feed(pool, LimitsDecided(found.reason, found.advised))
+
     # --- roles -------------------------------------------------------------------------------------------------------
 
-    def _switch_roles(self, model: str, members_of: Mapping[PoolName, Sequence[MemberStatus]], now_s: float) -> None:
+    def _switch_roles(
+        self,
+        model: str,
+        members_of: Mapping[PoolName, Sequence[MemberStatus]],
+        tiers: Mapping[PoolName, TierShare],
+        now_s: float,
+    ) -> None:
         """Switch roles before sizes are decided on. A switch shows within seconds, an instance that is started within
         minutes.
         """
-        pools = {name.role: pool for name, pool in self.pools.items() if name.model == model}
+        of_model = [(name.role, pool) for name, pool in self.pools.items() if name.model == model]
+        pools = dict(of_model)
         members = [
             member for name, pool_members in members_of.items() if name.model == model for member in pool_members
         ]
@@ -212,8 +261,10 @@ class Control:
                     for name in switch.instances:
                         self._switch(name, Role.of({switch.target}), switch.reason)
         since_s = None if machine is None else machine.since_s(now_s)
-        for role, pool in pools.items():
-            self._feed(pool, RolesSeen(switched(role, members), since_s))
+        alone = Counter(role for role, _ in of_model)
+        for role, pool in of_model:  # of tiers nobody can say whom one that switched helps
+            helped = switched(role, members) if alone[role] == 1 else 0
+            self._feed(pool, RolesSeen(helped, since_s, tiers[pool.name]))
 
     # --- pools -------------------------------------------------------------------------------------------------------
 
@@ -225,6 +276,7 @@ class Control:
         for name, pool in list(self.pools.items()):
             if now_s - pool.seen_s >= (0.0 if self.acting is Acting.NONE else _GONE_S) and name not in members_of:
                 pool.orders.close()
+                self._batches.forget(name)
                 del self.pools[name]
         for model in self.reports.keys() - {name.model for name in self.pools}:
             del self.reports[model]

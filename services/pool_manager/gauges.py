@@ -91,7 +91,7 @@ def _stages(state: State) -> Iterable[Metric]:
 
 
 def _sizes(control: Control) -> Iterable[Metric]:
-    sizes = {(name.model, name.role.value): size for name, size in control.sizes().items()}
+    sizes = {(name.model, name.kind): size for name, size in control.sizes().items()}
     wanted: dict[tuple[str, ...], float] = {
         name: size.decisions[-1].target if control.acting.advisory and size.decisions else size.wanted
         for name, size in sizes.items()
@@ -112,7 +112,7 @@ def _sizes(control: Control) -> Iterable[Metric]:
 
 
 def _counts(control: Control) -> Iterable[Metric]:
-    pools = [((name.model, name.role.value), pool) for name, pool in control.pools.items()]
+    pools = [((name.model, name.kind), pool) for name, pool in control.pools.items()]
     yield total(
         "triptych_pool_orders",
         "Orders that were sent to the scaler",

@@ -17,7 +17,8 @@ class ControlLimits:
     max_instances: Positive = 64
     """Largest size of a pool."""
     pool_sizes: tuple[str, ...] = ()
-    """Smallest and largest size of single pools, as [MODEL/]ROLE=LEAST-MOST (E=1-8, demo/PD=2-4), comma-separated."""
+    """Smallest and largest size of single pools, as [MODEL/]ROLE[@TIER]=LEAST-MOST (E=1-8, demo/PD=2-4,
+    PD@l4=0-8), comma-separated."""
     start_s: PositiveSeconds = 60.0
     """Time from an order until an instance is ready, where no profile says it."""
     adopt_s: Seconds = 10.0

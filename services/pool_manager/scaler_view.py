@@ -38,8 +38,8 @@ class ScalerView:
         return name in self._pools
 
     def existing(self) -> list[PoolName]:
-        """Pools that somebody wants: one that could exist, and is empty, is none."""
-        return [name for name, pool in self._pools.items() if pool.instances or pool.wanted]
+        """Pools that somebody wants: one that could exist, and is empty, is none, unless it is a tier, which may grow again."""
+        return [name for name, pool in self._pools.items() if pool.instances or pool.wanted or name.tier]
 
     def wanted(self, name: PoolName) -> int | None:
         """The size that was ordered last; None if it does not know one."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import count
 
 from triptych.domain.decision import Acting
+from triptych.domain.instance import InstanceLimits
 from triptych.domain.pool import (
     Farewell,
     Heartbeat,
@@ -16,6 +17,7 @@ from triptych.domain.pool import (
     MemberCondition,
     MemberReport,
     MembershipDelta,
+    MemberStatus,
     Order,
     OrderKind,
     PoolStatus,
@@ -23,7 +25,6 @@ from triptych.domain.pool import (
     Watch,
 )
 from triptych.domain.pool_sizes import MAX_POOL_SIZE
-from triptych.domain.scaling import PoolName
 from triptych.domain.slo import Slo
 from triptych.domain.stage import Role, Stage
 from triptych.domain.windows import WindowReport
@@ -34,6 +35,7 @@ from triptych.machine.pool_manager.member_events import (
     FarewellReceived,
     HeartbeatReceived,
     MemberEvent,
+    MemberLimitsWanted,
     MemberLogged,
     MembersChanged,
     MembersTick,
@@ -53,6 +55,7 @@ from triptych.runtime.watched_value import ReportIntervals, WatchedValue
 from triptych.runtime.world import World
 from triptych.scaling.none import NoScaler
 
+from .batch_limits import BatchDecisions
 from .capacity import Capacities
 from .control import Control
 from .record import Record
@@ -61,8 +64,8 @@ from .sharing import SharedProfiles
 
 logger = logging.getLogger(__name__)
 
-_MAX_NAME_LENGTH = 240
-"""Most characters in the name of an instance or a model. With a role it must be a key of the store, and a line of the
+_MAX_NAME_LENGTH = 220
+"""Most characters in the name of an instance or a model. With a role and a tier it must be a key of the store, and a line of the
 log.
 """
 _DECIDE_S = 1.0
@@ -147,6 +150,12 @@ class PoolManagerService:
             scope=scope,
             facts_of=self._capacities.facts,
             advice_of=self._capacities.advice,
+            batches=BatchDecisions(
+                self._capacities.better_batch,
+                lambda name, limits, reason: self._feed(MemberLimitsWanted(name, limits, by_hand=False, reason=reason)),
+                advises=settings.batch_limits == "advise" or not settings.autoscale,
+                clock=clock,
+            ),
             hour=hour,
         )
         """Control of the pools' sizes."""
@@ -265,10 +274,10 @@ class PoolManagerService:
         now_s = self._clock()
         scaling = self.control.status()
         pools = [
-            pool if pool.role is None else replace(pool, scaling=scaling.pop(PoolName(pool.model, pool.role), None))
+            pool if pool.name is None else replace(pool, scaling=scaling.pop(pool.name, None))
             for pool in self._machine.pools(now_s)
         ]
-        pools += [PoolStatus(name.model, name.role, (), scaling_) for name, scaling_ in scaling.items()]
+        pools += [PoolStatus(name.model, name.role, (), scaling_, name.tier) for name, scaling_ in scaling.items()]
         up_s = now_s - self._began_s
         return ManagerStatus(
             self._machine.incarnation,
@@ -290,10 +299,7 @@ class PoolManagerService:
 
     async def switch_instance(self, instance_id: str, role: Role, *, force: bool) -> None:
         pools = self._machine.pools(self._clock())
-        members = (member for pool in pools for member in pool.members)
-        member = next((member for member in members if member.registration.instance_id == instance_id), None)
-        if member is None:
-            raise NotFound("no member has this instance id", param="instance_id")
+        member = self._member(instance_id)
         widest = member.registration.switchable
         if widest is None:
             raise InvalidRequest(f"{instance_id} cannot switch: it runs without --switchable", param="instance_id")
@@ -307,9 +313,30 @@ class PoolManagerService:
             raise Unavailable(f"roles cannot be ordered here now: {self.control.leading.why_not()}")
         self._feed(MemberSwitchWanted(instance_id, role, "an operator asked for it"))
 
+    async def set_limits(self, instance_id: str, wanted: InstanceLimits) -> None:
+        member = self._member(instance_id)
+        if (report := member.load.limits) is None:
+            raise InvalidRequest(f"{instance_id} reports no limits that can change while it runs", param="instance_id")
+        if lacking := wanted.beyond(report.limits):
+            has = ", ".join(report.limits.given)
+            raise InvalidRequest(f"{instance_id} has no {', '.join(lacking)}; it has {has}", param=lacking[0])
+        if self.control.leading.fence is None:
+            raise Unavailable(f"limits cannot be ordered here now: {self.control.leading.why_not()}")
+        self._feed(
+            MemberLimitsWanted(instance_id, wanted, by_hand=bool(wanted.given), reason="an operator asked for it")
+        )
+
     async def set_size(self, order: ManualSize) -> None:
         self._refuse_while_draining()
         await self.control.set_size(order)
+
+    def _member(self, instance_id: str) -> MemberStatus:
+        """Raises NotFound."""
+        members = (member for pool in self._machine.pools(self._clock()) for member in pool.members)
+        for member in members:
+            if member.registration.instance_id == instance_id:
+                return member
+        raise NotFound("no member has this instance id", param="instance_id")
 
     # --- private -----------------------------------------------------------------------------------------------------
 
@@ -361,6 +388,8 @@ class PoolManagerService:
                             f"the member's {name} is refused: it must be up to {_MAX_NAME_LENGTH} printable characters"
                         )
                         raise InvalidRequest(text, param=name)
+                if report.tier is not None and (fault := report.tier.fault):
+                    raise InvalidRequest(fault, param="tier")
                 reason = why_not_called(report.address, beyond_loopback=self._settings.reaches_network)
                 if reason is not None:
                     raise InvalidRequest(f"the member's address is refused: {reason}", param="address")

@@ -63,6 +63,13 @@ class PoolManagerServicer(pool_manager_pb2_grpc.PoolManagerServicer):
         await self._service.switch_instance(instance_id, role, force=force)
         return pool_manager_pb2.SwitchResponse()
 
+    async def SetLimits(  # noqa: N802
+        self, request: pool_manager_pb2.SetLimitsRequest, context: Context
+    ) -> pool_manager_pb2.SetLimitsResponse:
+        del context
+        await self._service.set_limits(*pool_manager.limits_from_wire(request))
+        return pool_manager_pb2.SetLimitsResponse()
+
     async def SetSize(  # noqa: N802
         self, request: pool_manager_pb2.SetSizeRequest, context: Context
     ) -> pool_manager_pb2.SetSizeResponse:

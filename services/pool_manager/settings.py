@@ -6,8 +6,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from triptych.domain.limits import MAX_MESSAGE_NBYTES
-from triptych.domain.scaling import PoolName
-from triptych.domain.stage import Role
+from triptych.domain.scaling import PoolName, parse_kind
 from triptych.integrations.kubernetes.settings import KubernetesSettings
 from triptych.machine.pool_manager.members import MemberLimits
 from triptych.machine.pool_manager.pool import PoolLimits
@@ -19,6 +18,7 @@ from triptych.runtime.settings import Strings, service_config
 from triptych.store.leadership import LeaseTimes
 from triptych.store.redis_settings import RedisSettings
 
+from .batch_limits import BatchLimitsMode
 from .limits import ControlLimits
 
 
@@ -54,6 +54,8 @@ class PoolManagerSettings(RpcServiceSettings):
     """The scaler, which starts and stops instances: none, kubernetes, or HOST:PORT of a scaler in another process."""
     autoscale: bool = False
     """Carry out decisions on sizes. Without it they are only recorded, and sizes that were set by hand are carried out."""
+    batch_limits: BatchLimitsMode = "set"
+    """Limits of batches that profiles find better for the present mix: set them on running instances, with autoscale, or only advise."""
     switch_roles: bool = False
     """Let instances switch roles as the load needs it: those that can (``switchable``), and serve one stage."""
     switching: SwitchLimits = SwitchLimits()
@@ -71,7 +73,7 @@ class PoolManagerSettings(RpcServiceSettings):
     kubernetes: KubernetesSettings = KubernetesSettings()
     """Access to Kubernetes, for the scaler kubernetes."""
     deployments: Strings = ()
-    """The Deployment of each pool, as MODEL/ROLE=DEPLOYMENT, comma-separated, for the scaler kubernetes."""
+    """The Deployment of each pool, as MODEL/ROLE[@TIER]=DEPLOYMENT, comma-separated, for the scaler kubernetes."""
 
     @property
     def named_deployments(self) -> dict[PoolName, str]:
@@ -98,7 +100,10 @@ class PoolManagerSettings(RpcServiceSettings):
 
 def _deployment(entry: str) -> tuple[PoolName, str]:
     pool, _, deployment = entry.partition("=")
-    model, _, role = pool.rpartition("/")
-    if not model or not deployment or role not in {role.value for role in Role}:
-        raise ValueError(f"deployments {entry!r} is not MODEL/ROLE=DEPLOYMENT")
-    return PoolName(model, Role(role)), deployment
+    model, _, kind = pool.rpartition("/")
+    try:
+        if model and deployment:
+            return PoolName(model, *parse_kind(kind)), deployment
+    except ValueError:
+        pass
+    raise ValueError(f"deployments {entry!r} is not MODEL/ROLE[@TIER]=DEPLOYMENT")

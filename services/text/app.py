@@ -87,6 +87,7 @@ async def app(settings: TextSettings, telemetry: Telemetry | None = None) -> Asy
                 telemetry=identity.telemetry,
                 tls=identity.tls,
                 set_stages=None if instance.switching is None else instance.switching.set_stages,
+                set_limits=instance.service.live_limits.set,
             )
         )
         yield running

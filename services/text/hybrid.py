@@ -13,13 +13,14 @@ from triptych.domain.instance import InstanceInfo, InstanceLoad
 from triptych.domain.stage import Role
 from triptych.machine.arena.published import HintReader
 from triptych.rpc.settings import InstanceSettings
+from triptych.runtime.batch_limits import Batching, LiveLimits
 from triptych.runtime.hinted_load import watch_with_hints
 from triptych.runtime.watched_value import WatchedValue
 
 from .service import TextService
 
 
-class ReportingEncoder(ports.Encoder, Protocol):
+class ReportingEncoder(ports.Encoder, Batching, Protocol):
     """The encoder service."""
 
     async def missing(self) -> Sequence[str]: ...
@@ -40,6 +41,7 @@ class HybridInstance:
         self._text = text
         self._encoder = encoder
         self._watched_load = WatchedValue(self.load, settings.load_reports)
+        self.live_limits = LiveLimits((text, encoder), self._watched_load.notify)
         text.on_change(self._watched_load.notify)
         encoder.on_change(self._watched_load.notify)
 
@@ -65,7 +67,13 @@ class HybridInstance:
         text, encoder = self._text.load(), self._encoder.load()
         draining = text.draining or encoder.draining
         stages = {**encoder.stages, **text.stages}
-        return InstanceLoad(stages, draining, stages_version=text.stages_version, closed=text.closed)
+        return InstanceLoad(
+            stages,
+            draining,
+            stages_version=text.stages_version,
+            closed=text.closed,
+            limits=self.live_limits.report(),
+        )
 
     def on_change(self, listener: Callable[[], None]) -> None:
         """Call ``listener`` whenever the load may have changed."""

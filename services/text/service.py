@@ -3,21 +3,23 @@
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from math import inf
 
 from triptych.domain.embedding import LeaseId, Ticket
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
 from triptych.domain.generation import TextEvent, TextRequest
-from triptych.domain.instance import InstanceInfo, InstanceLoad, ServedPart, TransportOffer
+from triptych.domain.instance import InstanceInfo, InstanceLimits, InstanceLoad, ServedPart, TransportOffer
 from triptych.domain.sampling import ResponseFormat
 from triptych.domain.stage import Stage
 from triptych.errors import InvalidRequest, LeaseLost
 from triptych.machine.stage_states import StageStates
 from triptych.policy.batching import most_copied_nbytes
 from triptych.policy.queueing import longest_waits
-from triptych.ports import Offload, TextEngine, TokenGrammar
+from triptych.ports import AdjustableSteps, Offload, TextEngine, TokenGrammar
+from triptych.runtime.batch_limits import LiveLimits
 from triptych.runtime.hinted_load import watch_with_hints
 from triptych.runtime.metrics import Read
 from triptych.runtime.watched_value import WatchedValue
@@ -104,6 +106,9 @@ class TextService:
             scheduler=scheduler,
             most_copied_bytes=lambda: most_copied_nbytes(self._stages.open, settings.kv_bytes_per_step),
         )
+        self.live_limits = LiveLimits((self,), self._watched_load.notify)
+        """Of a text instance that encodes as well, those of the whole instance count."""
+        self._steps_at_start = None if engine.steps is None else _limits_of(engine.steps)
         if kv is not None:
             kv.store.on_change(self._watched_load.notify)
         self._kv_kind = None if engine.kv is None else engine.kv.kind
@@ -214,7 +219,39 @@ class TextService:
             leased_bytes=0 if self._kv is None else self._kv.store.memory.leased_bytes,
             free_tokens=self._loop.load.free_tokens,
         )
-        return self._stages.report(stages)
+        return replace(self._stages.report(stages), limits=self.live_limits.report())
+
+    @property
+    def batch_limits(self) -> InstanceLimits:
+        steps = self._engine.steps
+        return InstanceLimits() if steps is None else _limits_of(steps)
+
+    def check_batch_limits(self, wanted: InstanceLimits) -> None:
+        """Raises InvalidRequest for what the engine has no memory for, and for a step that has more sequences than tokens."""
+        if (steps := self._engine.steps) is None:
+            return
+        sequences, tokens = self._steps(wanted)
+        if not 1 <= sequences <= steps.most_sequences:
+            text = f"max_sequences is {sequences}, must be from 1 to {steps.most_sequences}"
+            raise InvalidRequest(text, param="max_sequences")
+        if not sequences <= tokens <= steps.most_tokens:
+            text = (
+                f"token_budget is {tokens}, must be from {sequences}, the sequences of a step, to {steps.most_tokens}"
+            )
+            raise InvalidRequest(text, param="token_budget")
+
+    def limit_batches(self, wanted: InstanceLimits) -> None:
+        """It takes effect between two steps, and is reported then."""
+        if (steps := self._engine.steps) is not None:
+            done = self._loop.between(partial(steps.limit_steps, *self._steps(wanted)))
+            done.add_done_callback(lambda _: self._watched_load.notify())
+
+    def _steps(self, wanted: InstanceLimits) -> tuple[int, int]:
+        """Sequences and tokens of a step. As at the start, a step has room for all sequences if nothing else is said."""
+        start = self._steps_at_start or InstanceLimits()
+        sequences = wanted.over(start).max_sequences or 0
+        tokens = wanted.token_budget
+        return sequences, max(sequences, start.token_budget or 0) if tokens is None else tokens
 
     def on_change(self, listener: Callable[[], None]) -> None:
         """Call ``listener`` whenever the load may have changed."""
@@ -279,3 +316,7 @@ class TextService:
             await self._receiver.tick()
             if self._kv is not None:
                 self._kv.sweep()
+
+
+def _limits_of(steps: AdjustableSteps) -> InstanceLimits:
+    return InstanceLimits(max_sequences=steps.max_sequences, token_budget=steps.token_budget)

@@ -21,7 +21,7 @@ from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
 from triptych.domain.engine import EngineOutput, EngineRequest
 from triptych.domain.engine import TokenGrammar as TokenGrammar  # noqa: PLC0414 - this page has every seam
 from triptych.domain.generation import ChatEvent, TextEvent, TextRequest
-from triptych.domain.instance import InstanceInfo, InstanceLoad, ModelInfo, TransportOffer
+from triptych.domain.instance import InstanceInfo, InstanceLimits, InstanceLoad, ModelInfo, TransportOffer
 from triptych.domain.kv_segment import KvCopies, KvKind, KvSegment
 from triptych.domain.media import MediaInfo, Shard
 from triptych.domain.membership import MembershipSnapshot
@@ -166,6 +166,14 @@ class PoolManager(Protocol):
 
         Raises NotFound, InvalidRequest if it cannot switch to that role, FailedPrecondition if it drains, and without
         ``force`` if no other instance of its model serves a stage that it would leave, and Unavailable if another manager leads.
+        """
+        ...
+
+    async def set_limits(self, instance_id: str, wanted: InstanceLimits) -> None:
+        """Order the instance, by hand, to have these limits of its batches. Returns at once; ``status`` says when it does, or why not.
+        Limits without any value end an earlier order.
+
+        Raises NotFound, InvalidRequest for limits that it does not have or cannot change, and Unavailable if another manager leads.
         """
         ...
 
@@ -594,10 +602,38 @@ class DeviceSharing(Protocol):
         ...
 
 
+class AdjustableSteps(Protocol):
+    """Limits of the steps of a text engine, which can change between two of them."""
+
+    @property
+    def max_sequences(self) -> int:
+        """Most sequences in one step."""
+        ...
+
+    @property
+    def token_budget(self) -> int:
+        """Most tokens in one step, at least ``max_sequences``."""
+        ...
+
+    @property
+    def most_sequences(self) -> int:
+        """Largest ``max_sequences`` that it can have: its KV memory has room for so many."""
+        ...
+
+    @property
+    def most_tokens(self) -> int:
+        """Largest ``token_budget`` that it can have: as much was expected at its start."""
+        ...
+
+    def limit_steps(self, max_sequences: int, token_budget: int) -> None:
+        """Set both, within their bounds. What runs goes on; nothing starts while more than that runs."""
+        ...
+
+
 class TextEngine(Protocol):
     """The language model with continuous batching. Not thread-safe: called by one thread at a time.
 
-    What only some engines can do is a member of its own: ``kv``, ``sharing`` and ``weights``, each None where an engine cannot.
+    What only some engines can do is a member of its own: ``kv``, ``sharing``, ``steps`` and ``weights``, each None where an engine cannot.
     """
 
     @property
@@ -608,6 +644,11 @@ class TextEngine(Protocol):
     @property
     def sharing(self) -> DeviceSharing | None:
         """None if no other stage can compute between its decodes."""
+        ...
+
+    @property
+    def steps(self) -> AdjustableSteps | None:
+        """None where the limits of steps are fixed at its start."""
         ...
 
     @property

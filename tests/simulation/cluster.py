@@ -215,7 +215,16 @@ class _Node:
 
         way = partial(self._cluster.way_to_manager, self.name)
         access = self._cluster.access
-        self._registrar = Registrar(instance, introduce, self.drain, way, access, scope, set_stages=self.set_stages)
+        self._registrar = Registrar(
+            instance,
+            introduce,
+            self.drain,
+            way,
+            access,
+            scope,
+            set_stages=self.set_stages,
+            set_limits=instance.live_limits.set,
+        )
         self._registrar.start()
 
     async def drain(self) -> None:

@@ -18,6 +18,7 @@ from triptych.cli import ports
 from triptych.cli.child import child_command
 from triptych.cli.model import Model
 from triptych.cli.outcome import ClusterError
+from triptych.cli.placement import Kind
 from triptych.cli.process_plan import (
     ENGINES,
     MANAGER,
@@ -27,7 +28,9 @@ from triptych.cli.process_plan import (
     engine,
     front_first,
     name_pattern,
+    with_gpus,
 )
+from triptych.cli.tiers import NO_TIERS, Tiers
 from triptych.domain.reasons import shown
 from triptych.domain.scaling import ProcessPhase
 from triptych.domain.stage import Role
@@ -94,7 +97,7 @@ class LocalCluster:
 
     ``model`` is one or several. Each gets the same numbers of instances, and a router of its own. There is one gateway.
     ``shape`` has the numbers of instances and the ports. ``options`` are further flags by service
-    (``{"encoder": ("--transports", "tcp")}``). ``threads`` bounds the compute threads of each torch process. Children
+    (``{"encoder": ("--transports", "tcp")}``). ``tiers`` describe the tiers of ``roles``. ``threads`` bounds the compute threads of each torch process. Children
     die with this process, however it ends.
 
     With ``restart`` a process that ends is started again on the same ports, with growing pauses. That stops after three
@@ -118,6 +121,7 @@ class LocalCluster:
         restart: bool = False,
         autoscale: bool = False,
         first_backoff_s: float = 1.0,
+        tiers: Tiers = NO_TIERS,
         **shape: Unpack[ClusterShape],
     ) -> None:
         """Raises ClusterError when ``model`` is not a model, or ports are not available."""
@@ -130,6 +134,7 @@ class LocalCluster:
             autoscale=autoscale,
             threads=threads,
             options=options,
+            tiers=tiers,
             **shape,
         )
         self._start_timeout_s = start_timeout_s
@@ -145,13 +150,13 @@ class LocalCluster:
         self._children: dict[str, _Child] = {}
         self._server = contextlib.AsyncExitStack()
         self._pools = {
-            pool: (plan.model, plan.role)
+            pool: (plan.model, Kind(plan.role, plan.tier))
             for plan in self._plan.processes
             if plan.model is not None and plan.role is not None and (pool := plan.pool) is not None
         }
         self.scaler = ProcessScaler(
             self,
-            scaled={pool: name_pattern(*model_and_role) for pool, model_and_role in self._pools.items()},
+            scaled={pool: name_pattern(*model_and_kind) for pool, model_and_kind in self._pools.items()},
             others={plan.name: plan.name for plan in self._plan.processes if plan.role is None},
             rules=RestartRules(
                 first_backoff_s=first_backoff_s, start_timeout_s=start_timeout_s, grace_s=drain_s + _KILL_MARGIN_S
@@ -384,12 +389,12 @@ class LocalCluster:
 
     def _another(self, pool: str, process: str) -> ProcessPlan:
         """A new instance of a pool."""
-        model, role = next(model_and_role for name, model_and_role in self._pools.items() if str(name) == pool)
+        model, kind = next(model_and_kind for name, model_and_kind in self._pools.items() if str(name) == pool)
         taken = {port for plan in self._plans.values() for port in (plan.port, plan.admin_port)}
         port, admin_port = ports.free(2, taken)
-        return engine(
+        another = engine(
             model,
-            role,
+            kind,
             process,
             port,
             manager=self.manager_target,
@@ -397,7 +402,9 @@ class LocalCluster:
             options=self._options,
             switches=self._plan.switches_roles,
             admin_port=admin_port,
+            tier=self._plan.tiers.get(kind),
         )
+        return with_gpus([another], self._plan.tiers, self._listed)[0]
 
     async def _watch(self, plan: ProcessPlan, process: asyncio.subprocess.Process) -> None:
         code = await process.wait()

@@ -2,11 +2,12 @@
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from triptych.cli.model import Model
 from triptych.cli.outcome import CliError
+from triptych.cli.placement import Kind
 from triptych.cli.presets import Preset
 from triptych.cli.process_plan import service_of
 from triptych.cli.service_options import Flags, loaded, without_instance_flags
@@ -40,6 +41,8 @@ class ClusterSettings:
     preset: Preset | None = None
     autoscale: bool = False
     switch_roles: bool = False
+    tiers: Mapping[Kind, int] = field(default_factory=dict)
+    """Instances of the tiers of roles that have some: their sum is in ``sizes``."""
 
     def flags(self, measure: Callable[[], Path] | None = None, *, reprofile: bool = False) -> Flags:
         """Flags of each service, and under ``mounted_encoder`` those of encoders in text processes.
@@ -109,10 +112,13 @@ class ClusterSettings:
         most, entries = settings.control.max_instances, settings.control.pool_sizes
         if begins > most:
             raise CliError(f"--max-instances {most}: a pool begins with {begins} instances", caller=True)
-        pools = {PoolName(model.model_id, role): size for model in self.models for role, size in self.sizes.items()}
+        kinds = {Kind(role): size for role, size in self.sizes.items()}
+        kinds = {kind: size for kind, size in kinds.items() if not any(kind.role is tier.role for tier in self.tiers)}
+        kinds |= self.tiers
+        pools = {PoolName(model.model_id, *kind): size for model in self.models for kind, size in kinds.items()}
         names = [parse_bounds(entry)[0] for entry in entries]
         for entry, name in zip(entries, names, strict=True):
-            if name not in {text for pool in pools for text in (str(pool), pool.role.value)}:
+            if name not in {text for pool in pools for text in (str(pool), pool.kind, pool.role.value)}:
                 known_pools = ", ".join(map(str, pools))
                 raise CliError(
                     f"--pool-sizes {entry!r}: there will be no such pool; there will be: {known_pools}", caller=True
@@ -124,7 +130,7 @@ class ClusterSettings:
             grows = bounds is not None and self.autoscale and size < bounds.least
             if bounds is not None and not grows and not bounds.least <= size <= bounds.most:
                 raise CliError(
-                    f"--roles {pool.role.value}:{size}: --pool-sizes lets pool {pool} have {bounds.least} to {bounds.most} instances",
+                    f"--roles {pool.kind}:{size}: --pool-sizes lets pool {pool} have {bounds.least} to {bounds.most} instances",
                     caller=True,
                 )
 

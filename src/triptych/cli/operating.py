@@ -1,4 +1,4 @@
-"""The commands for operators: ``status``, ``scale``, ``drain`` and ``switch``."""
+"""The commands for operators: ``status``, ``scale``, ``limits``, ``drain`` and ``switch``."""
 
 import re
 from typing import TYPE_CHECKING, Annotated, Any
@@ -83,6 +83,55 @@ def scale(
             )
         for_s = pools.duration_s(for_)
     run(pools.scale(pool, size, for_s, known, plain_console()))
+
+
+@commands.command(
+    epilog="Examples:\n\n- `triptych limits text-1 --max-sequences 64`\n\n- `triptych limits encoder --max-batch-items 4`\n\n"
+    "- `triptych limits text-1 --auto` ends it"
+)
+@of_managers
+def limits(
+    known: "Managers",
+    target: Annotated[
+        str, typer.Argument(metavar="INSTANCE|POOL", help="An instance's id, or a pool as in `triptych scale`.")
+    ],
+    max_batch_items: Annotated[
+        int | None, typer.Option(min=1, max=1 << 20, help="Items in one pass of an encoder.", show_default=False)
+    ] = None,
+    max_sequences: Annotated[
+        int | None, typer.Option(min=1, max=1 << 20, help="Sequences in one step.", show_default=False)
+    ] = None,
+    token_budget: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=1 << 20,
+            help="Tokens in one step.",
+            show_default="that of the start, or as many as sequences",
+        ),
+    ] = None,
+    auto: Annotated[bool, typer.Option("--auto", help="End limits that were set by hand.")] = False,
+    wait: Annotated[str, typer.Option(metavar="TIME", help="Wait so long until they are in use.")] = "30s",
+) -> None:
+    """Set the limits of batches on running instances by hand. What is not named is as at their start.
+
+    They hold until another order or the end of the instance. Instances that are started later begin with their settings.
+    """
+    from triptych.cli import pools
+    from triptych.cli.show import plain_console
+    from triptych.domain.instance import InstanceLimits
+
+    with failures():
+        wanted = InstanceLimits(max_batch_items, max_sequences, token_budget)
+        if auto and wanted.given:
+            raise CliError("--auto ends limits that were set by hand: leave out the others", caller=True)
+        if not auto and not wanted.given:
+            raise CliError(
+                "name a limit: --max-batch-items, --max-sequences, --token-budget (--auto ends those set by hand)",
+                caller=True,
+            )
+        wait_s = pools.duration_s(wait)
+    run(pools.limit(target, wanted, known, plain_console(), wait_s=wait_s))
 
 
 @commands.command(

@@ -1,8 +1,8 @@
-"""``triptych scale``, ``triptych drain`` and ``triptych switch``, and the pools of ``triptych status``."""
+"""``triptych scale``, ``triptych limits``, ``triptych drain`` and ``triptych switch``, and the pools of ``triptych status``."""
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 from rich.console import Console, RenderableType
@@ -13,8 +13,9 @@ from rich.text import Text
 from triptych.cli.managers import Managers
 from triptych.cli.outcome import CliError
 from triptych.cli.show import folding_table
-from triptych.domain.decision import Acting, DecisionSummary, ScalingStatus
+from triptych.domain.decision import Acting, DecisionSummary, ScalingStatus, Why
 from triptych.domain.durations import in_words
+from triptych.domain.instance import InstanceLimits
 from triptych.domain.pool import MAX_OVERRIDE_S, ManagerStatus, ManualSize, MemberCondition, MemberStatus, PoolStatus
 from triptych.domain.scaling import PoolName
 from triptych.domain.stage import INSTANCE_NAMES, Role, Stage
@@ -110,6 +111,57 @@ async def switch(
     console.print(f"{instance_id} serves role {role.value}", soft_wrap=True)
 
 
+async def limit(target: str, wanted: InstanceLimits, managers: Managers, console: Console, *, wait_s: float) -> None:
+    """Set limits of batches by hand, of an instance or of all of a pool that run; without any, end that. Wait up to ``wait_s`` until all have
+    them. Raises CliError, also when one refuses.
+    """
+
+    async def order(manager: PoolManagerStub) -> dict[str, int]:
+        """The version of the last order that each instance had."""
+        members = _targets(target, (await manager.status()).pools)
+        for member in members:
+            try:
+                await manager.set_limits(member.registration.instance_id, wanted)
+            except (InvalidRequest, NotFound) as error:
+                raise CliError(error.message, caller=True) from None
+        return {member.registration.instance_id: _version(member) for member in members}
+
+    async def is_done(manager: PoolManagerStub) -> bool:
+        members = [member for pool in (await manager.status()).pools for member in pool.members]
+        asked = [member for member in members if member.registration.instance_id in versions]
+        answered = [member for member in asked if _version(member) > versions[member.registration.instance_id]]
+        for member in answered:
+            limits = member.load.limits
+            if limits is not None and limits.fault:
+                raise CliError(f"{member.registration.instance_id} refuses: {limits.fault}", caller=True)
+        return len(answered) == len(asked) and all(_has(member, wanted) for member in answered)
+
+    versions = await managers.call(order)
+    await _until(is_done, managers, wait_s, f"{', '.join(versions)}: the limits are not in use")
+    until = "until their end, or --auto" if wanted.given else "and what profiles say from now on"
+    console.print(f"{', '.join(sorted(versions))}: {wanted}, {until}", soft_wrap=True)
+
+
+def _targets(target: str, pools: Iterable[PoolStatus]) -> Sequence[MemberStatus]:
+    """The instance with this id, or those of this pool. Raises CliError."""
+    of_roles = {pool.name: pool.members for pool in pools if pool.name is not None}
+    for members in of_roles.values():
+        if found := [member for member in members if member.registration.instance_id == target]:
+            return found
+    if members := of_roles[named(target, list(of_roles))]:
+        return members
+    raise CliError(f"pool {target} has no instance", caller=True)
+
+
+def _version(member: MemberStatus) -> int:
+    return 0 if member.load.limits is None else member.load.limits.version
+
+
+def _has(member: MemberStatus, wanted: InstanceLimits) -> bool:
+    limits = member.load.limits
+    return limits is not None and wanted.over(limits.limits) == limits.limits
+
+
 async def _until(
     done: Callable[[PoolManagerStub], Awaitable[bool]], managers: Managers, wait_s: float, unfinished: str
 ) -> None:
@@ -156,12 +208,11 @@ async def scale(pool: str, size: int | None, for_s: float, managers: Managers, c
     """Set a pool's size by hand for a time; None ends that. Raises CliError."""
 
     async def order(manager: PoolManagerStub) -> tuple[PoolName, ScalingStatus | None]:
-        pools_of_status = {
-            PoolName(pool.model, pool.role): pool for pool in (await manager.status()).pools if pool.role is not None
-        }
+        pools_of_status = {pool.name: pool for pool in (await manager.status()).pools if pool.name is not None}
         name = named(pool, list(pools_of_status))
         try:
-            await manager.set_size(ManualSize(name.model, name.role, size, for_s if size is not None else 0.0))
+            order = ManualSize(name.model, name.role, size, for_s if size is not None else 0.0, name.tier)
+            await manager.set_size(order)
         except (InvalidRequest, NotFound) as error:
             raise CliError(f"pool {name}: {error.message}", caller=True) from None
         return name, pools_of_status[name].scaling
@@ -178,10 +229,13 @@ async def scale(pool: str, size: int | None, for_s: float, managers: Managers, c
 
 
 def named(text: str, pools: list[PoolName]) -> PoolName:
-    """The pool that is meant: ``MODEL/ROLE``, or the role alone if one pool has it. Raises CliError."""
+    """The pool that is meant: ``MODEL/ROLE``, or the role alone if one pool has it, with ``@TIER`` where there are tiers. Raises CliError."""
     model, _, last = text.rpartition("/")
-    role = _KINDS.get(last.lower()) or next((role for role in Role if role.value == last.upper()), None)
-    matching = [pool for pool in pools if pool.role is role and model in ("", pool.model)]
+    kind, _, tier = last.partition("@")
+    role = _KINDS.get(kind.lower()) or next((role for role in Role if role.value == kind.upper()), None)
+    matching = [
+        pool for pool in pools if pool.role is role and model in ("", pool.model) and (not tier or tier == pool.tier)
+    ]
     if len(matching) == 1:
         return matching[0]
     names = ", ".join(sorted(map(str, matching or pools))) or "none"
@@ -216,7 +270,7 @@ def _print_pool(pool: PoolStatus, console: Console) -> None:
         for objectives in sorted({",".join(member.registration.slo) for member in pool.members}):
             console.print(_indented(Text(f"SLO {objectives or 'none'}")))
     else:
-        console.print(f"pool {pool.model}/{pool.role.value}", style="bold", soft_wrap=True)
+        console.print(f"pool {pool.name}{_tier(pool)}", style="bold", soft_wrap=True)
     if pool.scaling is not None:
         for line, style in _lines(pool.scaling, pool.role):
             console.print(_indented(Text(line, style=style)))
@@ -224,6 +278,17 @@ def _print_pool(pool: PoolStatus, console: Console) -> None:
     if pool.scaling is not None and pool.scaling.decisions:
         console.print("  decisions", style="dim")
         console.print(_indented(_decisions(pool.scaling.decisions[-_SHOWN_DECISIONS:])))
+
+
+def _tier(pool: PoolStatus) -> str:
+    """Device, price and speed of a pool's tier, as its first instance says."""
+    tier = next((member.registration.tier for member in pool.members), None)
+    if tier is None:
+        return ""
+    said = [tier.device] if tier.device else []
+    said += [] if tier.usd_per_hour is None else [f"{tier.usd_per_hour:g} USD per hour each"]
+    said += [] if tier.speed == 1.0 else [f"speed {tier.speed:g}"]
+    return f"  ({', '.join(said)})" if said else ""
 
 
 def _judged_by(role: Role | None) -> str:
@@ -263,8 +328,18 @@ def _members(members: tuple[MemberStatus, ...]) -> Table:
             for stage, load in member.load.stages.items()
         ]
         registration = member.registration
-        table.add_row(registration.instance_id, registration.address, state + _switched(member), ", ".join(waits))
+        state += _switched(member) + _limited(member)
+        table.add_row(registration.instance_id, registration.address, state, ", ".join(waits))
     return table
+
+
+def _limited(member: MemberStatus) -> str:
+    """Limits of batches that were ordered since the start; empty without an order."""
+    limits = member.load.limits
+    if limits is None or not limits.version:
+        return ""
+    fault = f", refuses others: {limits.fault}" if limits.fault else ""
+    return f", {limits.limits}{' by hand' if limits.by_hand else ''}{fault}"
 
 
 def _switched(member: MemberStatus) -> str:
@@ -287,7 +362,8 @@ def _decisions(decisions: tuple[DecisionSummary, ...]) -> Table:
     for decision in decisions:
         changes = decision.target != decision.wanted
         size = f"{decision.wanted} to {decision.target}" if changes else f"stays {decision.wanted}"
-        outcome = f"{decision.outcome}{f': {decision.detail}' if decision.detail else ''}" if changes else ""
+        said = changes or decision.reasons[0].why is Why.LIMITS
+        outcome = f"{decision.outcome}{f': {decision.detail}' if decision.detail else ''}" if said else ""
         why = [f"{reason.why}: {reason.text}" for reason in decision.reasons]
         if unsaid := [fact for fact in decision.missing if not any(fact in reason for reason in why)]:
             why.append(f"not known: {', '.join(unsaid)}")

@@ -11,9 +11,11 @@ from typing import Self, TypedDict, Unpack
 from triptych.cli import ports
 from triptych.cli.model import Model
 from triptych.cli.outcome import ClusterError
-from triptych.cli.placement import DEFAULT_ROLES, placed
+from triptych.cli.placement import DEFAULT_ROLES, Kind, placed_kinds
+from triptych.cli.tiers import NO_TIERS, TierPlan, Tiers
 from triptych.domain.scaling import PoolName
 from triptych.domain.stage import INSTANCE_NAMES, Role, Stage
+from triptych.domain.tier import Tier
 
 ENGINES = ("encoder", "text")
 MANAGER = "pool-manager"
@@ -26,7 +28,7 @@ class ClusterShape(TypedDict, total=False):
     """Numbers of a cluster's processes, and their ports; 0 takes a free one."""
 
     roles: str
-    """Instances of each model by role, as ``--roles`` has them: ``E:2,PD:1``."""
+    """Instances of each model by role, as ``--roles`` has them: ``E:2,PD:1``, or by role and tier: ``E:1,PD@fast:1,PD@slow:2``."""
     port: int
     """The gateway's."""
     router_port: int
@@ -65,11 +67,17 @@ class ProcessPlan:
     """The stages it serves at first; None for the others."""
     model: Model | None = None
     """Model that the process serves. None for the gateway and the pool manager."""
+    tier: str = ""
+    """Tier of hardware of an instance; empty without tiers."""
+    gpus: str = ""
+    """The instance's own, as CUDA_VISIBLE_DEVICES has them; empty for those of this process."""
 
     @property
     def pool(self) -> PoolName | None:
         """The pool that it is an instance of; None for the others."""
-        return None if self.role is None or self.model is None else PoolName(self.model.model_id, self.role)
+        if self.role is None or self.model is None:
+            return None
+        return PoolName(self.model.model_id, self.role, self.tier)
 
     def command(self, drain_s: float) -> list[str]:
         """The module to run, and its command line."""
@@ -85,6 +93,8 @@ class ProcessPlan:
         environment = dict(os.environ)  # noqa: TID251 - passed to the child
         if not any(option.split("=")[0] in ("--host", "--advertise-host") for option in self.options):
             environment.setdefault("UCX_NET_DEVICES", _LOOPBACK_DEVICE)
+        if self.gpus:
+            environment["CUDA_VISIBLE_DEVICES"] = self.gpus
         return environment
 
 
@@ -99,6 +109,7 @@ class ClusterPlan:
     switches_roles: bool
     scaler_port: int | None
     """Port of the scaler for the pool manager. None: the cluster has no scaler."""
+    tiers: Tiers
 
     @classmethod
     def make(
@@ -109,6 +120,7 @@ class ClusterPlan:
         autoscale: bool,
         threads: int,
         options: Mapping[str, Sequence[str]],
+        tiers: Tiers = NO_TIERS,
         **shape: Unpack[ClusterShape],
     ) -> Self:
         """Make a plan of the arguments of ``LocalCluster``. Raises ClusterError, and TypeError for an unknown argument."""
@@ -117,10 +129,13 @@ class ClusterPlan:
         choices: ClusterShape = {**_DEFAULT, **shape}
         port, router_port, admin_port = choices["port"], choices["router_port"], choices["admin_port"]
         mount_router, switch_roles = choices["mount_router"], choices["switch_roles"]
-        sizes = placed(choices["roles"])
-        refuse_impossible(models, sizes, mount_router=mount_router, switch_roles=switch_roles)
-        roles = [role for role, size in sizes.items() for _ in range(size)]
-        processes = len(models) * (len(roles) + 1) + 2
+        sizes = placed_kinds(choices["roles"])
+        refuse_impossible(
+            models, dict.fromkeys(kind.role for kind in sizes), mount_router=mount_router, switch_roles=switch_roles
+        )
+        tiers = {kind: tiers.get(kind) or TierPlan(Tier(kind.tier)) for kind in sizes if kind.tier}
+        kinds = [kind for kind, size in sizes.items() for _ in range(size)]
+        processes = len(models) * (len(kinds) + 1) + 2
         asked_for = {port, router_port, *range(admin_port, admin_port + processes)}
         chosen = ports.free(processes + 1, asked_for)
         taking = iter(chosen)
@@ -133,17 +148,19 @@ class ClusterPlan:
         engines = [
             engine(
                 model,
-                role,
-                _name(model, role, number),
+                kind,
+                _name(model, kind, number),
                 next(taking),
                 manager=at,
                 threads=threads,
                 options=options,
                 switches=switch_roles,
+                tier=tiers.get(kind),
             )
             for model in models
-            for role, number in _numbered(roles)
+            for kind, number in _numbered(kinds)
         ]
+        engines = with_gpus(engines, tiers)
         router_ports = [router_port or next(taking), *(next(taking) for _ in models[1:])]
         routers = [
             _router(model, at, router_port, options) for model, router_port in zip(models, router_ports, strict=True)
@@ -152,7 +169,7 @@ class ClusterPlan:
         front = (gateway,) if mount_router else (*routers, gateway)
         plans = _with_admin_ports((manager, *engines, *front), admin_port, {*chosen, *asked_for})
         by_model = {model.model_id: port for model, port in zip(models, router_ports, strict=True)}
-        return cls(plans, by_model, mount_router, switch_roles, scaler_port if scaled else None)
+        return cls(plans, by_model, mount_router, switch_roles, scaler_port if scaled else None, tiers)
 
     def overridden_variables(self, drain_s: float) -> tuple[str, ...]:
         """A line for each setting in the environment that has no effect, as the processes get another value in a flag."""
@@ -210,7 +227,7 @@ def refuse_tls() -> None:
 
 
 def refuse_impossible(
-    models: Sequence[Model], sizes: Mapping[Role, int], *, mount_router: bool, switch_roles: bool
+    models: Sequence[Model], roles: Collection[Role], *, mount_router: bool, switch_roles: bool
 ) -> None:
     """Raises ClusterError if the router cannot be mounted, or the pool manager could switch no instance: it moves those that serve one
     stage, between such stages.
@@ -218,9 +235,9 @@ def refuse_impossible(
     if mount_router and len(models) > 1:
         text = "--mount-router serves one model: a router of its own serves each of several"
         raise ClusterError(text, caller=True)
-    if switch_roles and sum(len(role.stages) == 1 for role in sizes) < 2:
+    if switch_roles and sum(len(role.stages) == 1 for role in roles) < 2:
         text = "--switch-roles moves instances between roles E, P and D, of which it needs two: such as --roles E:2,P:1,D:1"
-        raise ClusterError(f"{text}; there will be {', '.join(role.value for role in sizes)}", caller=True)
+        raise ClusterError(f"{text}; there will be {', '.join(role.value for role in roles)}", caller=True)
 
 
 def service_of(role: Role, *, switches: bool) -> str:
@@ -230,7 +247,7 @@ def service_of(role: Role, *, switches: bool) -> str:
 
 def engine(
     model: Model,
-    role: Role,
+    kind: Kind,
     name: str,
     port: int,
     *,
@@ -239,40 +256,62 @@ def engine(
     options: Mapping[str, Sequence[str]],
     switches: bool,
     admin_port: int = 0,
+    tier: TierPlan | None = None,
 ) -> ProcessPlan:
     """An instance, which registers with the pool manager at the address ``manager``. If it ``switches``, it can serve every stage."""
+    role = kind.role
     widest, service = Role.EPD if switches else role, service_of(role, switches=switches)
     role_flags: tuple[str, ...] = () if service == "encoder" else ("--role", role.value)
     if switches:
         role_flags += ("--switchable", widest.value)
     if service == "text" and widest.serves(Stage.ENCODE):
-        role_flags += _mounted(options)
+        role_flags += _mounted((*options.get("mounted_encoder", ()), *(() if tier is None else tier.mounted)))
     shared = ("--model", str(model.path), "--model-id", model.model_id, "--torch-threads", str(threads))
     own_flags = ("--instance-id", name, "--pool-manager", manager, *shared, *role_flags)
-    return ProcessPlan(name, service, port, own_flags, tuple(options.get(service, ())), admin_port, role, model)
+    given = (*options.get(service, ()), *(() if tier is None else tier.of(service)))
+    return ProcessPlan(name, service, port, own_flags, given, admin_port, role, model, kind.tier)
 
 
-def _mounted(options: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+def with_gpus(plans: Sequence[ProcessPlan], tiers: Tiers, others: Iterable[ProcessPlan] = ()) -> list[ProcessPlan]:
+    """Instances with GPUs of their own, where their tier has some. ``others`` keep those that they have. Raises ClusterError if there are
+    not enough.
+    """
+    taken = {device for plan in others for device in plan.gpus.split(",") if device}
+    given = []
+    for plan in plans:
+        tier = None if plan.role is None else tiers.get(Kind(plan.role, plan.tier))
+        if tier is None or not tier.gpus:
+            given.append(plan)
+            continue
+        free = next((gpus for gpus in tier.gpus if taken.isdisjoint(gpus.split(","))), None)
+        if free is None:
+            raise ClusterError(f"all GPUs of tier {plan.tier} are in use: {', '.join(tier.gpus)}", caller=True)
+        taken.update(free.split(","))
+        given.append(replace(plan, gpus=free))
+    return given
+
+
+def _mounted(encoder_flags: Sequence[str]) -> tuple[str, ...]:
     """The flag with those of the encoder that a text process has in it."""
-    encoder_flags = options.get("mounted_encoder", ())
     return (f"--mount-encoder={shlex.join(encoder_flags)}",) if encoder_flags else ()
 
 
-def name_pattern(model: Model, role: Role) -> str:
-    """The names of instances of a model and role, with ``{}`` for their number."""
-    return f"{model.prefix}{INSTANCE_NAMES[role]}-{{}}"
+def name_pattern(model: Model, kind: Kind) -> str:
+    """The names of instances of a model and kind, with ``{}`` for their number."""
+    tier = f"-{kind.tier}" if kind.tier else ""
+    return f"{model.prefix}{INSTANCE_NAMES[kind.role]}{tier}-{{}}"
 
 
-def _name(model: Model, role: Role, number: int) -> str:
-    return name_pattern(model, role).format(number)
+def _name(model: Model, kind: Kind, number: int) -> str:
+    return name_pattern(model, kind).format(number)
 
 
-def _numbered(roles: Sequence[Role]) -> Iterator[tuple[Role, int]]:
-    """Roles, each with its number among equal ones."""
-    numbers: Counter[Role] = Counter()
-    for role in roles:
-        numbers[role] += 1
-        yield role, numbers[role]
+def _numbered(kinds: Sequence[Kind]) -> Iterator[tuple[Kind, int]]:
+    """Kinds, each with its number among equal ones."""
+    numbers: Counter[Kind] = Counter()
+    for kind in kinds:
+        numbers[kind] += 1
+        yield kind, numbers[kind]
 
 
 def _router(model: Model, manager: str, port: int, options: Mapping[str, Sequence[str]]) -> ProcessPlan:

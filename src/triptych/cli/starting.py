@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from triptych.cli.options import DEFAULT_PORT, DEFAULT_ROUTER_PORT, failures
-from triptych.cli.placement import DEFAULT_ROLES, fair_threads, placed
+from triptych.cli.placement import DEFAULT_ROLES, fair_threads, placed_kinds
 from triptych.cli.presets import PRESETS, PresetName
 from triptych.domain.stage import INSTANCE_NAMES
 
@@ -71,6 +71,25 @@ def up(
             help="Processes of each model by role. A role names its stages: E encodes, P prefills, D decodes; there are "
             f"{', '.join(role.value for role in INSTANCE_NAMES)}.",
             show_default=DEFAULT_ROLES,
+            rich_help_panel=_SIZES,
+        ),
+    ] = None,
+    tier: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[ROLE@]TIER:...",
+            help="Describes a tier of hardware of *--roles PD@fast:1,PD@slow:2*: `slow:device=L4,price=0.8,speed=0.5,gpus=0/1`, the price in "
+            "USD per hour, and the GPUs of each instance. May be repeated.",
+            show_default=False,
+            rich_help_panel=_SIZES,
+        ),
+    ] = None,
+    tier_settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[ROLE@]TIER:OPTIONS",
+            help="Settings that only the instances of a tier have: `slow:--max-sequences=16 --dtype=float16`. May be repeated.",
+            show_default=False,
             rich_help_panel=_SIZES,
         ),
     ] = None,
@@ -159,6 +178,8 @@ def up(
     A process that dies is started again, after growing pauses, and given up after six ends without an answer. The cluster stops when
     the gateway or the only router crashes three times in a row at its start.
     """
+    from tempfile import TemporaryDirectory
+
     from triptych.cli import up as running
     from triptych.cli.cluster import LocalCluster
     from triptych.cli.cluster_settings import ClusterSettings
@@ -167,28 +188,40 @@ def up(
     from triptych.cli.service_options import parse
     from triptych.cli.show import plain_console
     from triptych.cli.terminal import unfailing_output
+    from triptych.cli.tiers import check_tiers, read_tiers, sleeping, with_gpu_bounds
     from triptych.runtime.cores import usable_cores
 
-    with unfailing_output(), failures():
+    with unfailing_output(), failures(), TemporaryDirectory(prefix="triptych-tiers-") as folder:
         refuse_tls()
         models = Model.all_named(model or ["demo"])
         chosen = None if preset is None else PRESETS[preset]
         if roles is None:
             roles = DEFAULT_ROLES if chosen is None else chosen.roles
-        sizes = placed(roles)
+        kinds = placed_kinds(roles)
+        sizes = {kind.role: sum(kinds[other] for other in kinds if other.role is kind.role) for kind in kinds}
+        tiers = read_tiers(kinds, tier or (), tier_settings or ())
         if preset is not None and chosen is not None:
             chosen.placed_as(roles, preset)
         engines, cores = len(models) * sum(sizes.values()), len(usable_cores())
         threads = threads or fair_threads(engines, cores, grows=autoscale)
         switches = chosen is not None and chosen.switching if switch_roles is None else switch_roles
-        refuse_impossible(models, sizes, mount_router=mount_router, switch_roles=switches)
+        refuse_impossible(models, sizes.keys(), mount_router=mount_router, switch_roles=switches)
         option_names = [name for option in ctx.command.params for name in option.opts]
+        given = parse(ctx.args, option_names)
         settings = ClusterSettings(
-            models, sizes, parse(ctx.args, option_names), chosen, autoscale=autoscale, switch_roles=switches
+            models,
+            sizes,
+            given,
+            chosen,
+            autoscale=autoscale,
+            switch_roles=switches,
+            tiers={kind: kinds[kind] for kind in tiers},
         )
         measures = (autoscale or switches) and model in (None, ["demo"])
         measure = partial(_demo_profiles, threads, again=reprofile) if measures else None
         options = settings.flags(measure, reprofile=reprofile)
+        check_tiers(tiers, kinds, options, models[0].path, switch_roles=switches)
+        tiers, options = sleeping(tiers, with_gpu_bounds(tiers, options), given, Path(folder))
         if any(flag.startswith("--delay-profile=") for flags in options.values() for flag in flags):
             plain_console().print(
                 "engines compute nothing: they sleep as the profiles predict, and answers have no meaning"
@@ -210,6 +243,7 @@ def up(
             restart=True,
             autoscale=autoscale,
             options=options,
+            tiers=tiers,
         )
         code = asyncio.run(running.up(cluster, plain_console(), live=live))
     raise typer.Exit(code)

@@ -95,6 +95,23 @@ class PoolFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class TierShare:
+    """What the other tiers of its role leave to a pool. Loads are in tokens per second."""
+
+    ordered_per_s: float = 0.0
+    """Load that the instances bear which are ordered there ..."""
+    ready_per_s: float = 0.0
+    """... and those that are ready."""
+    grows_first: str = ""
+    """A cheaper pool that can grow; empty if there is none."""
+    shrinks_first: str = ""
+    """A dearer pool that can shrink; empty if there is none."""
+
+
+NO_OTHER_TIERS = TierShare()
+
+
+@dataclass(frozen=True, slots=True)
 class PoolView:
     """Everything that a decision depends on."""
 
@@ -111,6 +128,8 @@ class PoolView:
     """Instances of other pools that serve its stage now, less its own that serve another."""
     since_switch_s: float | None = None
     """Time since the last order to switch to its stage or from it, seconds."""
+    tiers: TierShare = NO_OTHER_TIERS
+    """What the other tiers of its role do."""
     attainment: Judged = NOTHING_JUDGED
     """Requests by TTFT in the attainment window; only misses that this pool is charged with are missed."""
     start_s: float = 60.0
@@ -159,6 +178,10 @@ class Why(StrEnum):
     """Instances that were ordered have not taken effect yet."""
     CAUTION = "caution"
     """The load would permit a smaller pool, but something else does not."""
+    LIMITS = "limits"
+    """The size stays; the limits of batches change."""
+    TIER = "tier"
+    """Another tier of the role grows or shrinks first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,13 @@
 """Instances: processes with an engine, their description, and their load."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from triptych.domain.embedding import DType
 from triptych.domain.embedding_hints import EmbeddingHints
 from triptych.domain.profile import ProfileIdentity
 from triptych.domain.record import record
-from triptych.domain.stage import Role, Stage
+from triptych.domain.stage import ModelPart, Role, Stage
 
 MAX_FAULT = 500
 """Characters of why a stage could not be opened."""
@@ -121,6 +121,68 @@ class ClosedStage:
 
 
 @record
+class InstanceLimits:
+    """Limits of the batches of an instance. None: in a report, it has no such batches; in an order, as at its start."""
+
+    max_batch_items: int | None = None
+    """Items in one pass of an encoder."""
+    max_sequences: int | None = None
+    """Sequences in one step of a decoder."""
+    token_budget: int | None = None
+    """Tokens in one step of a decoder."""
+
+    def over(self, below: "InstanceLimits") -> "InstanceLimits":
+        """These limits, with those of ``below`` where there are none."""
+        return InstanceLimits(
+            below.max_batch_items if self.max_batch_items is None else self.max_batch_items,
+            below.max_sequences if self.max_sequences is None else self.max_sequences,
+            below.token_budget if self.token_budget is None else self.token_budget,
+        )
+
+    @property
+    def given(self) -> Mapping[str, int]:
+        """The limits that are not None, by name."""
+        named = {
+            "max_batch_items": self.max_batch_items,
+            "max_sequences": self.max_sequences,
+            "token_budget": self.token_budget,
+        }
+        return {name: value for name, value in named.items() if value is not None}
+
+    def beyond(self, known: "InstanceLimits") -> tuple[str, ...]:
+        """Names of the given limits that are not among the ``known`` ones."""
+        return tuple(name for name in self.given if name not in known.given)
+
+    def __str__(self) -> str:
+        """Those that are given: ``max_sequences 64, token_budget 512``."""
+        return ", ".join(f"{name} {value}" for name, value in self.given.items()) or "as at the start"
+
+    def of(self, part: ServedPart) -> ServedPart:
+        """The part with these limits instead of those at the start."""
+        if part.identity.part is ModelPart.ENCODER:
+            return part if self.max_batch_items is None else replace(part, max_batch=self.max_batch_items)
+        return replace(
+            part,
+            max_batch=part.max_batch if self.max_sequences is None else self.max_sequences,
+            token_budget=part.token_budget if self.token_budget is None else self.token_budget,
+        )
+
+
+@record
+class LimitsReport:
+    """Limits of the batches of an instance that can change while it runs."""
+
+    limits: InstanceLimits
+    """In use."""
+    version: int = 0
+    """Version of the last order in this epoch; 0 without one."""
+    by_hand: bool = False
+    """Whether a person gave that order."""
+    fault: str = ""
+    """Why that order was not obeyed; empty if it was."""
+
+
+@record
 class InstanceLoad:
     """Load report of an instance: the load of every stage that takes work. Of an instance that switches these are the
     open ones.
@@ -134,6 +196,8 @@ class InstanceLoad:
     """Version of the last order to switch in this epoch; 0 without one."""
     closed: tuple[ClosedStage, ...] = ()
     """Closed stages of an instance that switches, which it could open, where there is something to report."""
+    limits: LimitsReport | None = None
+    """Limits of its batches. None where they cannot change while it runs."""
 
     def at(self, stage: Stage) -> StageLoad:
         return self.stages.get(stage, _NO_LOAD)

@@ -5,10 +5,11 @@ from enum import Enum, StrEnum
 from typing import Self
 
 from triptych.domain.decision import ScalingStatus
-from triptych.domain.instance import InstanceInfo, InstanceLoad, ServedPart
+from triptych.domain.instance import InstanceInfo, InstanceLimits, InstanceLoad, ServedPart
 from triptych.domain.membership import Member, MemberKind
 from triptych.domain.scaling import PoolName
 from triptych.domain.stage import Role, Stage
+from triptych.domain.tier import Tier
 from triptych.domain.windows import WindowReport
 
 MAX_OVERRIDE_S = 30 * 86_400.0
@@ -42,9 +43,18 @@ class Registration:
     """Objectives of a router, as ``Slo.parse`` reads them."""
     switchable: Role | None = None
     """The widest role that an instance can be ordered to switch to."""
+    tier: Tier | None = None
+    """Tier of hardware of an instance: it is in a pool with others of that tier. None without tiers."""
+
+    @property
+    def pool(self) -> PoolName | None:
+        """The pool of an instance; None for a router."""
+        if self.role is None:
+            return None
+        return PoolName(self.model, self.role, "" if self.tier is None else self.tier.name)
 
     @classmethod
-    def of_instance(cls, info: InstanceInfo, *, address: str) -> Self:
+    def of_instance(cls, info: InstanceInfo, *, address: str, tier: Tier | None = None) -> Self:
         return cls(
             MemberKind.INSTANCE,
             info.instance_id,
@@ -59,6 +69,7 @@ class Registration:
             tuple(offer.backend for offer in info.offers),
             info.parts,
             switchable=info.switchable,
+            tier=tier,
         )
 
 
@@ -94,6 +105,8 @@ class OrderKind(Enum):
     """Accept nothing new and finish what runs."""
     SWITCH = "switch"
     """Serve the stages of another role."""
+    LIMITS = "limits"
+    """Change the limits of batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +116,11 @@ class Order:
     role: Role | None = None
     """Role to switch to."""
     version: int = 0
-    """Version of a switch: above that of the last one (``InstanceLoad.stages_version``)."""
+    """Version of a switch: above that of the last one (``InstanceLoad.stages_version``). Likewise of limits (``LimitsReport.version``)."""
+    limits: InstanceLimits | None = None
+    """Limits that differ from those at the member's start, for an order of limits."""
+    by_hand: bool = False
+    """Whether a person gave an order of limits."""
 
 
 class Departure(Enum):
@@ -207,13 +224,20 @@ class MemberStatus:
 
 @dataclass(frozen=True, slots=True)
 class PoolStatus:
-    """The members of one model and role; routers have no role."""
+    """The members of one model, role and tier; routers have no role."""
 
     model: str
     role: Role | None
     members: tuple[MemberStatus, ...]
     scaling: ScalingStatus | None = None
     """Scaling of the pool. None for routers, and before the first decision."""
+    tier: str = ""
+    """Tier of hardware; empty without tiers."""
+
+    @property
+    def name(self) -> PoolName | None:
+        """None for routers."""
+        return None if self.role is None else PoolName(self.model, self.role, self.tier)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +265,9 @@ class ManualSize:
     role: Role
     size: int | None
     for_s: float = 0.0
+    tier: str = ""
+    """Tier of hardware; empty without tiers."""
 
     @property
     def pool(self) -> PoolName:
-        return PoolName(self.model, self.role)
+        return PoolName(self.model, self.role, self.tier)

@@ -6,10 +6,10 @@ it. Tables instead of fitted curves: whoever reads them interpolates (``policy.c
 
 import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from hashlib import sha256
-from typing import Any, NamedTuple, NoReturn, get_type_hints
+from typing import Any, NamedTuple, NoReturn, Self, get_type_hints
 
 from triptych.domain.embedding import DType
 from triptych.domain.stage import ModelPart, Stage
@@ -171,6 +171,29 @@ class Profile:
     transfer: tuple[TransferRow, ...] = ()
     load: tuple[LoadRow, ...] = ()
     errors: tuple[ErrorRow, ...] = ()
+
+    def faster(self, speed: float, *, hardware: str) -> Self:
+        """The profile of other hardware, whose passes and steps take 1 / ``speed`` of the time. Preparation and
+        transfers are those of the host.
+        """
+        return replace(
+            self,
+            identity=replace(self.identity, hardware=hardware),
+            encode=tuple(row._replace(seconds=row.seconds / speed) for row in self.encode),
+            prefill=tuple(row._replace(seconds=row.seconds / speed) for row in self.prefill),
+            decode=tuple(row._replace(seconds=row.seconds / speed) for row in self.decode),
+            load=tuple(
+                row._replace(
+                    tokens_per_s=row.tokens_per_s * speed,
+                    p50_s=row.p50_s / speed,
+                    p90_s=row.p90_s / speed,
+                    p99_s=row.p99_s / speed,
+                    mean_s=row.mean_s / speed,
+                    mean_square_s2=row.mean_square_s2 / speed**2,
+                )
+                for row in self.load
+            ),
+        )
 
     @property
     def file_name(self) -> str:

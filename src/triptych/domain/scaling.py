@@ -4,17 +4,36 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from triptych.domain.stage import Role
+from triptych.domain.tier import is_tier_name
 
 
 @dataclass(frozen=True, slots=True)
 class PoolName:
-    """The instances of one model that serve the same stages."""
+    """The instances of one model that serve the same stages, on one kind of device where there are several."""
 
     model: str
     role: Role
+    tier: str = ""
+    """Tier of hardware; empty without tiers."""
+
+    @property
+    def kind(self) -> str:
+        """Role and tier: ``PD``, or ``PD@l4``."""
+        return f"{self.role.value}@{self.tier}" if self.tier else self.role.value
 
     def __str__(self) -> str:
-        return f"{self.model}/{self.role.value}"
+        return f"{self.model}/{self.kind}"
+
+
+def parse_kind(text: str) -> tuple[Role, str]:
+    """Role and tier of ``ROLE[@TIER]``. Raises ValueError."""
+    letters, at, tier = text.partition("@")
+    role = next((role for role in Role if role.value == letters), None)
+    if role is None:
+        raise ValueError(f"{letters!r} is no role; roles are {', '.join(role.value for role in Role)}")
+    if at and not is_tier_name(tier):
+        raise ValueError(f"{tier!r} is no name of a tier")
+    return role, tier
 
 
 class ProcessPhase(StrEnum):

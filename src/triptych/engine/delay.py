@@ -150,7 +150,8 @@ class DelayTextEngine:
         self.kv_block_tokens = 1
         self.placeholder_ids = family.placeholder_ids
         self._costs = costs
-        self._max_sequences = options.max_sequences
+        self._most_choices = options.max_sequences
+        self.most_sequences = self.most_tokens = options.most_step_tokens
         self._length = length
         self._sleep = sleep
         self._token = next(token for token in range(16, model.context_length + 16) if token not in self.placeholder_ids)
@@ -185,8 +186,8 @@ class DelayTextEngine:
         longest = min(self.model.context_length, self.kv_tokens)
         if len(request.token_ids) + limit > longest:
             raise ContextTooLong(f"prompt and answer have {len(request.token_ids) + limit} tokens of {longest}")
-        if len(request.begun) > self._max_sequences:
-            raise InvalidRequest(f"n is {len(request.begun)}, must be at most {self._max_sequences}", param="n")
+        if len(request.begun) > self._most_choices:
+            raise InvalidRequest(f"n is {len(request.begun)}, must be at most {self._most_choices}", param="n")
         self._batch.add(
             _Sequence(
                 request_id=request.request_id,
@@ -289,6 +290,21 @@ class DelayTextEngine:
     @property
     def sharing(self) -> Self:
         return self
+
+    @property
+    def steps(self) -> Self:
+        return self
+
+    @property
+    def max_sequences(self) -> int:
+        return self._batch.max_sequences
+
+    @property
+    def token_budget(self) -> int:
+        return self._batch.token_budget
+
+    def limit_steps(self, max_sequences: int, token_budget: int) -> None:
+        self._batch.limit(max_sequences, token_budget)
 
 
 @dataclass(frozen=True, slots=True)

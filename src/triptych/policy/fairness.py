@@ -53,8 +53,9 @@ def may_start(queue_position: QueuePosition, *, wanted: int, running: int, place
 
     What runs is not interrupted, and a step ends when all of its prompts are computed. So requests beyond their tenants' shares,
     which have taken ``begun`` places in this step, take few in one step, and leave some free. The first is never held up by that alone.
+    One with more choices than places, which came before there were so few, runs alone.
     """
-    if running + wanted > places:
+    if running and running + wanted > places:
         return False
     if not queue_position.beyond_share or not running:
         return True

@@ -16,7 +16,7 @@ from triptych.domain.windows import ClassWindow
 from triptych.policy.capacity import Capacity, ItemClass, TextLimits, encode_capacity, text_capacity
 from triptych.policy.costs import Costs
 from triptych.policy.scaling import answer_tokens, encode_tokens, item_mix, prompt_tokens, request_mix
-from triptych.policy.sizing import Sizing, choose_size
+from triptych.policy.sizing import BatchChange, Sizing, better_batch, choose_size
 
 _NO_ENCODER, _NO_TEXT = "profile of the encoder", "profile of the language model"
 _RARE = 0.01
@@ -129,6 +129,26 @@ def text_sizing(
     )
 
 
+def better_encoder_batch(
+    profiles: Profiles, slo: Slo, classes: Mapping[str, ClassWindow], *, limits: EncoderLimits, most: int
+) -> BatchChange | None:
+    """The largest batch of encoders that run, if another one is better; None also where no capacity is known."""
+    at = partial(_encoder, profiles, slo, classes)
+    return _better(lambda batch: at(replace(limits, max_items=batch)), limits.max_items, most)
+
+
+def better_text_batch(
+    profiles: Profiles, slo: Slo, classes: Mapping[str, ClassWindow], *, limits: TextLimits, most: int, role: Role
+) -> BatchChange | None:
+    """As ``better_encoder_batch``, for text instances."""
+    at = partial(_text, profiles, slo, classes, role=role)
+    return _better(lambda batch: at(replace(limits, max_sequences=batch)), limits.max_sequences, most)
+
+
+def _better(at: Callable[[int], "_Found | str"], now: int, most: int) -> BatchChange | None:
+    return better_batch(partial(_capacity, at), now, most=most) if isinstance(at(1), _Found) else None
+
+
 class _Found(NamedTuple):
     capacity: Capacity
     wait_s: float | None
@@ -143,12 +163,20 @@ _LimitsT = TypeVar("_LimitsT")
 def _sizing(
     found: Mapping[int, Callable[[_LimitsT], _Found | str]], limits: Callable[[int], _LimitsT], most: int
 ) -> Sizing | None:
-    def capacity(at: Callable[[_LimitsT], _Found | str], batch: int) -> Capacity:
-        result = at(limits(batch))
-        return result.capacity if isinstance(result, _Found) else Capacity(0.0, 0.0, batch, inf)
+    def limited(at: Callable[[_LimitsT], _Found | str], batch: int) -> _Found | str:
+        return at(limits(batch))
 
-    known = {degree: partial(capacity, at) for degree, at in found.items() if isinstance(at(limits(1)), _Found)}
+    known = {
+        degree: partial(_capacity, partial(limited, at))
+        for degree, at in found.items()
+        if isinstance(at(limits(1)), _Found)
+    }
     return choose_size(known, most=most) if known else None
+
+
+def _capacity(at: Callable[[int], _Found | str], batch: int) -> Capacity:
+    result = at(batch)
+    return result.capacity if isinstance(result, _Found) else Capacity(0.0, 0.0, batch, inf)
 
 
 def _encoder(profiles: Profiles, slo: Slo, classes: Mapping[str, ClassWindow], limits: EncoderLimits) -> _Found | str:

@@ -140,6 +140,9 @@ def _growth(view: PoolView, load: PoolLoad, limits: ScalingLimits) -> Decision:
     if goal < view.bounds.least:
         goal = view.bounds.least
         reasons.append(Reason(Why.BOUNDS, f"the least size is {view.bounds.least}"))
+    if view.tiers.grows_first and goal > max(view.wanted, view.bounds.least):
+        reasons.insert(0, Reason(Why.TIER, f"{view.tiers.grows_first} is cheaper, and can grow"))
+        goal = max(view.wanted, view.bounds.least)
     most = max(view.wanted, view.bounds.most)
     if saturated := goal > most:
         reasons.append(Reason(Why.SATURATED, f"the upper bound is {view.bounds.most}"))
@@ -170,18 +173,20 @@ def predicted_wait_s(view: PoolView, load: PoolLoad) -> float | None:
     if view.facts.capacity_per_s is None or view.facts.capacity_per_s <= 0:
         return None
     ready, starting = view.serving, view.count(InstancePhase.STARTING)
+    ready_per_s = ready * view.facts.capacity_per_s + view.tiers.ready_per_s
     if not load.waiting:
         return 0.0
     oldest_s = max(
         (instance.age_s for instance in view.instances if instance.phase is InstancePhase.STARTING), default=0.0
     )
     until_started_s = max(0.0, view.start_s - oldest_s) if starting else 0.0
-    meanwhile = ready * view.facts.capacity_per_s * until_started_s
-    if ready and load.waiting <= meanwhile:
-        return load.waiting / (ready * view.facts.capacity_per_s)
-    if not ready + starting:
+    meanwhile = ready_per_s * until_started_s
+    if ready_per_s and load.waiting <= meanwhile:
+        return load.waiting / ready_per_s
+    later_per_s = ready_per_s + starting * view.facts.capacity_per_s
+    if not later_per_s:
         return math.inf
-    return until_started_s + (load.waiting - meanwhile) / ((ready + starting) * view.facts.capacity_per_s)
+    return until_started_s + (load.waiting - meanwhile) / later_per_s
 
 
 def _needed(view: PoolView, load: PoolLoad, limits: ScalingLimits, *, waits: bool) -> int | None:
@@ -190,9 +195,10 @@ def _needed(view: PoolView, load: PoolLoad, limits: ScalingLimits, *, waits: boo
     if capacity_per_s is None or capacity_per_s <= 0:
         return None
     per_s = max(load.short_per_s, load.long_per_s)
-    if waits or load.announced > _AHEAD_S * view.serving * capacity_per_s:
+    if waits or load.announced > _AHEAD_S * (view.serving * capacity_per_s + view.tiers.ready_per_s):
         per_s = max(per_s, load.burst_per_s)
     per_s += load.announced / limits.recover_s  # an earlier stage that has grown passes it on at once
+    per_s = max(0.0, per_s - view.tiers.ordered_per_s)
     needed = replicas(per_s, capacity_per_s)
     if waits:
         busy_per_s = max(capacity_per_s, view.facts.busy_per_s or 0.0)
@@ -269,7 +275,8 @@ def _load_text(view: PoolView, load: PoolLoad, needed: int) -> str:
     if view.switched:
         at_work = "of other pools help" if view.switched > 0 else "of this pool serve another stage"
         switched = f", while {abs(view.switched)} {at_work}"
-    return f"{rates}, {load.waiting:.4g} waiting here and {load.announced:.4g} before, {view.facts.capacity_per_s:.4g} per replica: {needed} replicas{switched}"
+    tiers = f", other tiers bear {view.tiers.ordered_per_s:.4g}" if view.tiers.ordered_per_s else ""
+    return f"{rates}, {load.waiting:.4g} waiting here and {load.announced:.4g} before, {view.facts.capacity_per_s:.4g} per replica{tiers}: {needed} replicas{switched}"
 
 
 def _steady_text(needed: int | None, view: PoolView) -> str:
@@ -289,7 +296,9 @@ def _shrinking(view: PoolView, load: PoolLoad, limits: ScalingLimits, found: Dec
         highest = max(load.burst_per_s, load.short_per_s, load.long_per_s, load.peak_per_s)
         highest += load.announced / limits.recover_s
         needed = max(
-            view.bounds.least, replicas(limits.shrink_margin * highest, view.facts.capacity_per_s) - view.switched
+            view.bounds.least,
+            replicas(max(0.0, limits.shrink_margin * highest - view.tiers.ordered_per_s), view.facts.capacity_per_s)
+            - view.switched,
         )
     needed = min(needed, view.bounds.most)
     low = needed < view.wanted
@@ -310,6 +319,7 @@ def _caution(view: PoolView, load: PoolLoad, limits: ScalingLimits) -> str | Non
     share = view.attainment.attainment
     wait_s = predicted_wait_s(view, load)
     checks = (
+        (bool(view.tiers.shrinks_first), f"{view.tiers.shrinks_first} is dearer, and shrinks first"),
         (share is not None and share < limits.attainment_threshold, "attainment is below its threshold"),
         (view.count(InstancePhase.STARTING) > 0, "an instance is starting"),
         (view.count(InstancePhase.DRAINING) > 0, "an instance is draining"),

@@ -19,6 +19,28 @@ class Sizing:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class BatchChange:
+    """Another largest batch that bears more. ``now`` and ``best`` are items of a pass, or sequences of a step."""
+
+    now: int
+    best: int
+    gain: float
+    """Share of load that an instance bears more with it."""
+
+    def __str__(self) -> str:
+        return f"batches of up to {self.best} instead of {self.now} bear {self.gain:.0%} more within the objectives"
+
+
+def better_batch(capacity_at: Callable[[int], Capacity], now: int, *, most: int) -> BatchChange | None:
+    """The largest batch that is worth a change while instances run; None if none, from 1 to ``most``, bears over 5 % more."""
+    best, capacity = _largest_batch(capacity_at, most)
+    before = capacity_at(now).tokens_per_s
+    if best == now or capacity.tokens_per_s <= (1 + MARGIN) * before:
+        return None
+    return BatchChange(now, best, capacity.tokens_per_s / before - 1 if before else 1.0)
+
+
 def choose_size(capacity_of: Mapping[int, Callable[[int], Capacity]], *, most: int) -> Sizing:
     """The tensor-parallel degree and largest batch with the highest capacity per device.
 

@@ -42,6 +42,7 @@ CALLERS: Mapping[str, frozenset[str]] = MappingProxyType(
         # Members drain themselves before they are stopped; the pool manager refuses it to them for others.
         "/triptych.v1.PoolManager/Drain": OPERATORS | {ROUTER, INSTANCE},
         "/triptych.v1.PoolManager/Switch": OPERATORS,
+        "/triptych.v1.PoolManager/SetLimits": OPERATORS,
         "/triptych.v1.PoolManager/SetSize": OPERATORS,
         "/triptych.v1.Scaler/Scale": frozenset({POOL_MANAGER}),
         "/triptych.v1.Scaler/Remove": frozenset({POOL_MANAGER}),

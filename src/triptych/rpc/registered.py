@@ -9,6 +9,7 @@ from triptych.domain.instance import InstanceInfo
 from triptych.domain.pool import Registration
 from triptych.rpc.settings import InstanceSettings, MemberSettings
 from triptych.rpc.stubs import PoolManagerStub
+from triptych.runtime.batch_limits import SetLimits
 from triptych.runtime.metrics import gauge
 from triptych.runtime.registrar import Loaded, Registrar, Reporting, SetStages
 from triptych.runtime.tasks import TaskScope
@@ -40,14 +41,17 @@ def instance_registered(
     telemetry: Telemetry,
     tls: TlsIdentity | None,
     set_stages: SetStages | None = None,
+    set_limits: SetLimits | None = None,
 ) -> AbstractAsyncContextManager[None]:
     """``registered`` for an instance."""
 
     async def introduce(address: str) -> Registration:
         info = await service.describe()
-        return Registration.of_instance(info, address=address)
+        return Registration.of_instance(info, address=address, tier=settings.hardware_tier)
 
-    return registered(settings, service, introduce, app, telemetry=telemetry, tls=tls, set_stages=set_stages)
+    return registered(
+        settings, service, introduce, app, telemetry=telemetry, tls=tls, set_stages=set_stages, set_limits=set_limits
+    )
 
 
 @asynccontextmanager
@@ -61,6 +65,7 @@ async def registered(
     tls: TlsIdentity | None,
     windows: Reporting | None = None,
     set_stages: SetStages | None = None,
+    set_limits: SetLimits | None = None,
 ) -> AsyncGenerator[None]:
     """A member while the context is open, if the settings name a pool manager; it says farewell at the end."""
     access = settings.managers
@@ -77,6 +82,7 @@ async def registered(
             scope,
             windows,
             set_stages,
+            set_limits,
         )
         telemetry.metrics.watch(
             lambda: (

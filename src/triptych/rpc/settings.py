@@ -4,9 +4,10 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from triptych.domain.limits import MAX_MESSAGE_NBYTES
+from triptych.domain.tier import Tier
 from triptych.engine.compute import ComputeOptions
 from triptych.policy.addresses import why_not_called
 from triptych.runtime.host import own_address
@@ -95,6 +96,10 @@ class InstanceSettings(MemberSettings):
     takes as long as the profile predicts; answers have no meaning.
     """
 
+    tier: str = ""
+    """Tier of hardware, as NAME[:device=TEXT,price=USD_PER_HOUR,speed=FACTOR]: pools of one role on several kinds of devices are scaled
+    apart, the cheapest first. Empty: none."""
+
     transfers: TransferOptions = TransferOptions()
     """Options of the transfer of embeddings."""
     sweep_interval_s: float = Field(default=0.5, gt=0, le=60)
@@ -102,6 +107,17 @@ class InstanceSettings(MemberSettings):
 
     load_reports: ReportIntervals = ReportIntervals()
     """Intervals of load reports."""
+
+    @field_validator("tier")
+    @classmethod
+    def _it_is_a_tier(cls, text: str) -> str:
+        if text:
+            Tier.parse(text)
+        return text
+
+    @property
+    def hardware_tier(self) -> Tier | None:
+        return Tier.parse(self.tier) if self.tier else None
 
     def check_engine(self, engine: str, vllm_args: str) -> None:
         """Raises ValueError for settings that another engine than ``engine`` has."""

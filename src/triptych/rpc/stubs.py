@@ -8,7 +8,7 @@ from triptych.domain.chat import ChatRequest, Tokenized
 from triptych.domain.embedding import LeaseId, Ticket
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
 from triptych.domain.generation import ChatEvent, TextEvent, TextRequest
-from triptych.domain.instance import InstanceInfo, InstanceLoad, ModelInfo
+from triptych.domain.instance import InstanceInfo, InstanceLimits, InstanceLoad, ModelInfo
 from triptych.domain.pool import ManagerStatus, ManualSize, MemberReport, MembershipDelta, Order, Watch
 from triptych.domain.resolving import ResolvedItem, ResolveRequest
 from triptych.domain.scaling import PoolName, ScaledPool
@@ -170,6 +170,10 @@ class PoolManagerStub(Channel):
     async def switch_instance(self, instance_id: str, role: Role, *, force: bool) -> None:
         message = pool_manager.switch_to_wire(instance_id, role, force=force)
         await calls.unary(self._connection.stub.Switch(message, timeout=limits.QUERY_TIMEOUT_S), lambda _: None)
+
+    async def set_limits(self, instance_id: str, wanted: InstanceLimits) -> None:
+        message = pool_manager.limits_to_wire(instance_id, wanted)
+        await calls.unary(self._connection.stub.SetLimits(message, timeout=limits.QUERY_TIMEOUT_S), lambda _: None)
 
     async def set_size(self, order: ManualSize) -> None:
         call = self._connection.stub.SetSize(pool_manager.MANUAL_SIZE.to_wire(order), timeout=limits.QUERY_TIMEOUT_S)

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
+from functools import partial
 from typing import Protocol
 
 from triptych.domain.instance import InstanceLoad
@@ -12,6 +13,7 @@ from triptych.domain.stage import Stage
 from triptych.domain.windows import WindowReport
 from triptych.errors import TriptychError
 from triptych.ports import PoolManagerClient
+from triptych.runtime.batch_limits import SetLimits
 from triptych.runtime.manager_access import ManagerAccess
 from triptych.runtime.tasks import TaskScope
 from triptych.runtime.watched_value import ReportIntervals, WatchedValue
@@ -67,9 +69,11 @@ class Registrar:
         scope: TaskScope,
         windows: Reporting | None = None,
         set_stages: SetStages | None = None,
+        set_limits: SetLimits | None = None,
     ) -> None:
-        """``introduce`` describes the process, ``drain`` and ``set_stages`` obey orders; ``scope`` owns the streams."""
+        """``introduce`` describes the process, ``drain``, ``set_stages`` and ``set_limits`` obey orders; ``scope`` owns the streams."""
         self._set_stages = set_stages
+        self._set_limits = set_limits
         self._windows = windows
         self._introduce = introduce
         self._drain = drain
@@ -139,10 +143,9 @@ class Registrar:
                 self._draining = True
                 self._scope.spawn(self._drain_as_ordered(), name="drain")
             case OrderKind.SWITCH if order.role is not None and self._set_stages is not None:
-                try:
-                    self._set_stages(order.role.stages, order.version, order.reason)
-                except TriptychError as error:
-                    logger.warning("an order of pool manager %s is refused: %s", address, error.message)
+                _refusing(address, partial(self._set_stages, order.role.stages, order.version, order.reason))
+            case OrderKind.LIMITS if order.limits is not None and self._set_limits is not None:
+                _refusing(address, partial(self._set_limits, order.limits, order.version, order.by_hand, order.reason))
 
     async def _drain_as_ordered(self) -> None:
         await self._drain()
@@ -168,3 +171,10 @@ class Registrar:
                 if self._leaving:
                     yield Farewell("the process ends")
                     return
+
+
+def _refusing(address: str, obey: Callable[[], None]) -> None:
+    try:
+        obey()
+    except TriptychError as error:
+        logger.warning("an order of pool manager %s is refused: %s", address, error.message)

@@ -195,7 +195,16 @@ class Node:
 
         cluster = self._cluster
         way = partial(cluster.way_to_manager, self.name)
-        self._registrar = Registrar(service, introduce, self.drain, way, cluster.access, scope, set_stages=set_stages)
+        self._registrar = Registrar(
+            service,
+            introduce,
+            self.drain,
+            way,
+            cluster.access,
+            scope,
+            set_stages=set_stages,
+            set_limits=service.live_limits.set,
+        )
         self._registrar.start()
 
     async def drain(self) -> None:

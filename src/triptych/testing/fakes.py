@@ -273,6 +273,29 @@ class FakeTextEngine:
     def sharing(self) -> Self:
         return self
 
+    @property
+    def steps(self) -> Self:
+        return self
+
+    @property
+    def max_sequences(self) -> int:
+        return self.max_running
+
+    @property
+    def token_budget(self) -> int:
+        return max(self.max_running, self.chunk_tokens)
+
+    @property
+    def most_sequences(self) -> int:
+        return self.kv_tokens
+
+    @property
+    def most_tokens(self) -> int:
+        return 1 << 20
+
+    def limit_steps(self, max_sequences: int, token_budget: int) -> None:
+        self.max_running, self.chunk_tokens = max_sequences, token_budget
+
     def accepts(self, tokens: int, tensors: Sequence[TensorSpec]) -> bool:
         return tuple(tensors) == fake_tensors(tokens, self.model.hidden_size)
 

@@ -182,16 +182,40 @@ class EmbeddingHints(_message.Message):
     dropped: _containers.RepeatedScalarFieldContainer[bytes]
     def __init__(self, sequence: _Optional[int] = ..., held: _Optional[_Iterable[bytes]] = ..., encoding: _Optional[_Iterable[bytes]] = ..., dropped: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
+class InstanceLimits(_message.Message):
+    __slots__ = ("max_batch_items", "max_sequences", "token_budget")
+    MAX_BATCH_ITEMS_FIELD_NUMBER: _ClassVar[int]
+    MAX_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_BUDGET_FIELD_NUMBER: _ClassVar[int]
+    max_batch_items: int
+    max_sequences: int
+    token_budget: int
+    def __init__(self, max_batch_items: _Optional[int] = ..., max_sequences: _Optional[int] = ..., token_budget: _Optional[int] = ...) -> None: ...
+
+class LimitsReport(_message.Message):
+    __slots__ = ("limits", "version", "by_hand", "fault")
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    BY_HAND_FIELD_NUMBER: _ClassVar[int]
+    FAULT_FIELD_NUMBER: _ClassVar[int]
+    limits: InstanceLimits
+    version: int
+    by_hand: bool
+    fault: str
+    def __init__(self, limits: _Optional[_Union[InstanceLimits, _Mapping]] = ..., version: _Optional[int] = ..., by_hand: _Optional[bool] = ..., fault: _Optional[str] = ...) -> None: ...
+
 class InstanceLoad(_message.Message):
-    __slots__ = ("stages", "draining", "hints", "stages_version", "closed")
+    __slots__ = ("stages", "draining", "hints", "stages_version", "closed", "limits")
     STAGES_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     HINTS_FIELD_NUMBER: _ClassVar[int]
     STAGES_VERSION_FIELD_NUMBER: _ClassVar[int]
     CLOSED_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
     stages: _containers.RepeatedCompositeFieldContainer[StageLoad]
     draining: bool
     hints: EmbeddingHints
     stages_version: int
     closed: _containers.RepeatedCompositeFieldContainer[ClosedStage]
-    def __init__(self, stages: _Optional[_Iterable[_Union[StageLoad, _Mapping]]] = ..., draining: _Optional[bool] = ..., hints: _Optional[_Union[EmbeddingHints, _Mapping]] = ..., stages_version: _Optional[int] = ..., closed: _Optional[_Iterable[_Union[ClosedStage, _Mapping]]] = ...) -> None: ...
+    limits: LimitsReport
+    def __init__(self, stages: _Optional[_Iterable[_Union[StageLoad, _Mapping]]] = ..., draining: _Optional[bool] = ..., hints: _Optional[_Union[EmbeddingHints, _Mapping]] = ..., stages_version: _Optional[int] = ..., closed: _Optional[_Iterable[_Union[ClosedStage, _Mapping]]] = ..., limits: _Optional[_Union[LimitsReport, _Mapping]] = ...) -> None: ...

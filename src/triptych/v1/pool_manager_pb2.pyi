@@ -28,6 +28,7 @@ class OrderKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ORDER_KIND_REREGISTER: _ClassVar[OrderKind]
     ORDER_KIND_DRAIN: _ClassVar[OrderKind]
     ORDER_KIND_SWITCH: _ClassVar[OrderKind]
+    ORDER_KIND_LIMITS: _ClassVar[OrderKind]
 
 class Departure(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -70,6 +71,8 @@ class Why(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WHY_BUDGET: _ClassVar[Why]
     WHY_SETTLING: _ClassVar[Why]
     WHY_CAUTION: _ClassVar[Why]
+    WHY_LIMITS: _ClassVar[Why]
+    WHY_TIER: _ClassVar[Why]
 
 class Acting(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -99,6 +102,7 @@ ORDER_KIND_REGISTERED: OrderKind
 ORDER_KIND_REREGISTER: OrderKind
 ORDER_KIND_DRAIN: OrderKind
 ORDER_KIND_SWITCH: OrderKind
+ORDER_KIND_LIMITS: OrderKind
 DEPARTURE_UNSPECIFIED: Departure
 DEPARTURE_LEFT: Departure
 DEPARTURE_LOST: Departure
@@ -129,6 +133,8 @@ WHY_COOLDOWN: Why
 WHY_BUDGET: Why
 WHY_SETTLING: Why
 WHY_CAUTION: Why
+WHY_LIMITS: Why
+WHY_TIER: Why
 ACTING_UNSPECIFIED: Acting
 ACTING_NONE: Acting
 ACTING_MANUAL: Acting
@@ -141,8 +147,20 @@ DECISION_OUTCOME_REPLACED: DecisionOutcome
 DECISION_OUTCOME_FAILED: DecisionOutcome
 DECISION_OUTCOME_TIMED_OUT: DecisionOutcome
 
+class Tier(_message.Message):
+    __slots__ = ("name", "device", "usd_per_hour", "speed")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    USD_PER_HOUR_FIELD_NUMBER: _ClassVar[int]
+    SPEED_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    device: str
+    usd_per_hour: float
+    speed: float
+    def __init__(self, name: _Optional[str] = ..., device: _Optional[str] = ..., usd_per_hour: _Optional[float] = ..., speed: _Optional[float] = ...) -> None: ...
+
 class Registration(_message.Message):
-    __slots__ = ("kind", "instance_id", "epoch", "address", "model", "revision", "role", "arena_bytes", "max_items", "kv_tokens", "transports", "parts", "slo", "switchable")
+    __slots__ = ("kind", "instance_id", "epoch", "address", "model", "revision", "role", "arena_bytes", "max_items", "kv_tokens", "transports", "parts", "slo", "switchable", "tier")
     KIND_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -157,6 +175,7 @@ class Registration(_message.Message):
     PARTS_FIELD_NUMBER: _ClassVar[int]
     SLO_FIELD_NUMBER: _ClassVar[int]
     SWITCHABLE_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
     kind: MemberKind
     instance_id: str
     epoch: int
@@ -171,7 +190,8 @@ class Registration(_message.Message):
     parts: _containers.RepeatedCompositeFieldContainer[_instance_pb2.ServedPart]
     slo: _containers.RepeatedScalarFieldContainer[str]
     switchable: _instance_pb2.Role
-    def __init__(self, kind: _Optional[_Union[MemberKind, str]] = ..., instance_id: _Optional[str] = ..., epoch: _Optional[int] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., role: _Optional[_Union[_instance_pb2.Role, str]] = ..., arena_bytes: _Optional[int] = ..., max_items: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., parts: _Optional[_Iterable[_Union[_instance_pb2.ServedPart, _Mapping]]] = ..., slo: _Optional[_Iterable[str]] = ..., switchable: _Optional[_Union[_instance_pb2.Role, str]] = ...) -> None: ...
+    tier: Tier
+    def __init__(self, kind: _Optional[_Union[MemberKind, str]] = ..., instance_id: _Optional[str] = ..., epoch: _Optional[int] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., role: _Optional[_Union[_instance_pb2.Role, str]] = ..., arena_bytes: _Optional[int] = ..., max_items: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., parts: _Optional[_Iterable[_Union[_instance_pb2.ServedPart, _Mapping]]] = ..., slo: _Optional[_Iterable[str]] = ..., switchable: _Optional[_Union[_instance_pb2.Role, str]] = ..., tier: _Optional[_Union[Tier, _Mapping]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("sequence", "load", "drained")
@@ -324,16 +344,20 @@ class MemberReport(_message.Message):
     def __init__(self, registration: _Optional[_Union[Registration, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ..., window: _Optional[_Union[WindowReport, _Mapping]] = ...) -> None: ...
 
 class Order(_message.Message):
-    __slots__ = ("kind", "reason", "role", "version")
+    __slots__ = ("kind", "reason", "role", "version", "limits", "by_hand")
     KIND_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    BY_HAND_FIELD_NUMBER: _ClassVar[int]
     kind: OrderKind
     reason: str
     role: _instance_pb2.Role
     version: int
-    def __init__(self, kind: _Optional[_Union[OrderKind, str]] = ..., reason: _Optional[str] = ..., role: _Optional[_Union[_instance_pb2.Role, str]] = ..., version: _Optional[int] = ...) -> None: ...
+    limits: _instance_pb2.InstanceLimits
+    by_hand: bool
+    def __init__(self, kind: _Optional[_Union[OrderKind, str]] = ..., reason: _Optional[str] = ..., role: _Optional[_Union[_instance_pb2.Role, str]] = ..., version: _Optional[int] = ..., limits: _Optional[_Union[_instance_pb2.InstanceLimits, _Mapping]] = ..., by_hand: _Optional[bool] = ...) -> None: ...
 
 class Member(_message.Message):
     __slots__ = ("address", "state", "role", "model", "epoch", "kind", "suspected")
@@ -416,16 +440,18 @@ class MemberStatus(_message.Message):
     def __init__(self, registration: _Optional[_Union[Registration, _Mapping]] = ..., condition: _Optional[_Union[Condition, str]] = ..., suspected: _Optional[bool] = ..., load: _Optional[_Union[_instance_pb2.InstanceLoad, _Mapping]] = ..., since_s: _Optional[float] = ..., heard_s: _Optional[float] = ..., wanted: _Optional[_Union[_instance_pb2.Role, str]] = ..., wanted_s: _Optional[float] = ..., open_s: _Optional[float] = ..., served_s: _Optional[float] = ...) -> None: ...
 
 class PoolStatus(_message.Message):
-    __slots__ = ("model", "role", "members", "scaling")
+    __slots__ = ("model", "role", "members", "scaling", "tier")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     SCALING_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
     model: str
     role: _instance_pb2.Role
     members: _containers.RepeatedCompositeFieldContainer[MemberStatus]
     scaling: ScalingStatus
-    def __init__(self, model: _Optional[str] = ..., role: _Optional[_Union[_instance_pb2.Role, str]] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., scaling: _Optional[_Union[ScalingStatus, _Mapping]] = ...) -> None: ...
+    tier: str
+    def __init__(self, model: _Optional[str] = ..., role: _Optional[_Union[_instance_pb2.Role, str]] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., scaling: _Optional[_Union[ScalingStatus, _Mapping]] = ..., tier: _Optional[str] = ...) -> None: ...
 
 class Reason(_message.Message):
     __slots__ = ("why", "text")
@@ -587,17 +613,31 @@ class SwitchResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class SetLimitsRequest(_message.Message):
+    __slots__ = ("instance_id", "limits")
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    instance_id: str
+    limits: _instance_pb2.InstanceLimits
+    def __init__(self, instance_id: _Optional[str] = ..., limits: _Optional[_Union[_instance_pb2.InstanceLimits, _Mapping]] = ...) -> None: ...
+
+class SetLimitsResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class SetSizeRequest(_message.Message):
-    __slots__ = ("model", "role", "size", "for_s")
+    __slots__ = ("model", "role", "size", "for_s", "tier")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
     FOR_S_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
     model: str
     role: _instance_pb2.Role
     size: int
     for_s: float
-    def __init__(self, model: _Optional[str] = ..., role: _Optional[_Union[_instance_pb2.Role, str]] = ..., size: _Optional[int] = ..., for_s: _Optional[float] = ...) -> None: ...
+    tier: str
+    def __init__(self, model: _Optional[str] = ..., role: _Optional[_Union[_instance_pb2.Role, str]] = ..., size: _Optional[int] = ..., for_s: _Optional[float] = ..., tier: _Optional[str] = ...) -> None: ...
 
 class SetSizeResponse(_message.Message):
     __slots__ = ()

@@ -30,7 +30,7 @@ class PoolManagerStub:
 
     instance, router --Attend--> pool manager   one stream for the life of the process
     router, gateway  --Watch---> pool manager
-    operator         --Status, Drain, Switch, SetSize--> pool manager
+    operator         --Status, Drain, Switch, SetLimits, SetSize--> pool manager
 
     Durations are in seconds; no message has a time of day.
     """
@@ -66,6 +66,11 @@ class PoolManagerStub:
                 request_serializer=triptych_dot_v1_dot_pool__manager__pb2.SwitchRequest.SerializeToString,
                 response_deserializer=triptych_dot_v1_dot_pool__manager__pb2.SwitchResponse.FromString,
                 _registered_method=True)
+        self.SetLimits = channel.unary_unary(
+                '/triptych.v1.PoolManager/SetLimits',
+                request_serializer=triptych_dot_v1_dot_pool__manager__pb2.SetLimitsRequest.SerializeToString,
+                response_deserializer=triptych_dot_v1_dot_pool__manager__pb2.SetLimitsResponse.FromString,
+                _registered_method=True)
         self.SetSize = channel.unary_unary(
                 '/triptych.v1.PoolManager/SetSize',
                 request_serializer=triptych_dot_v1_dot_pool__manager__pb2.SetSizeRequest.SerializeToString,
@@ -78,7 +83,7 @@ class PoolManagerServicer:
 
     instance, router --Attend--> pool manager   one stream for the life of the process
     router, gateway  --Watch---> pool manager
-    operator         --Status, Drain, Switch, SetSize--> pool manager
+    operator         --Status, Drain, Switch, SetLimits, SetSize--> pool manager
 
     Durations are in seconds; no message has a time of day.
     """
@@ -123,6 +128,14 @@ class PoolManagerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetLimits(self, request, context):
+        """Order an instance to change the limits of its batches, by hand. Returns at once; Status says when it does, or why not. An order without
+        limits ends an earlier one. INVALID_ARGUMENT for limits that it does not have. UNAVAILABLE if another manager leads.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def SetSize(self, request, context):
         """Set the size of a pool by hand for a time, or end that. Returns at once.
         """
@@ -158,6 +171,11 @@ def add_PoolManagerServicer_to_server(servicer, server):
                     request_deserializer=triptych_dot_v1_dot_pool__manager__pb2.SwitchRequest.FromString,
                     response_serializer=triptych_dot_v1_dot_pool__manager__pb2.SwitchResponse.SerializeToString,
             ),
+            'SetLimits': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetLimits,
+                    request_deserializer=triptych_dot_v1_dot_pool__manager__pb2.SetLimitsRequest.FromString,
+                    response_serializer=triptych_dot_v1_dot_pool__manager__pb2.SetLimitsResponse.SerializeToString,
+            ),
             'SetSize': grpc.unary_unary_rpc_method_handler(
                     servicer.SetSize,
                     request_deserializer=triptych_dot_v1_dot_pool__manager__pb2.SetSizeRequest.FromString,
@@ -176,7 +194,7 @@ class PoolManager:
 
     instance, router --Attend--> pool manager   one stream for the life of the process
     router, gateway  --Watch---> pool manager
-    operator         --Status, Drain, Switch, SetSize--> pool manager
+    operator         --Status, Drain, Switch, SetLimits, SetSize--> pool manager
 
     Durations are in seconds; no message has a time of day.
     """
@@ -306,6 +324,33 @@ class PoolManager:
             '/triptych.v1.PoolManager/Switch',
             triptych_dot_v1_dot_pool__manager__pb2.SwitchRequest.SerializeToString,
             triptych_dot_v1_dot_pool__manager__pb2.SwitchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetLimits(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/triptych.v1.PoolManager/SetLimits',
+            triptych_dot_v1_dot_pool__manager__pb2.SetLimitsRequest.SerializeToString,
+            triptych_dot_v1_dot_pool__manager__pb2.SetLimitsResponse.FromString,
             options,
             channel_credentials,
             insecure,

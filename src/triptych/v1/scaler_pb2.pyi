@@ -24,12 +24,14 @@ PHASE_STOPPING: Phase
 PHASE_FAILED: Phase
 
 class PoolName(_message.Message):
-    __slots__ = ("model", "role")
+    __slots__ = ("model", "role", "tier")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
     model: str
     role: _instance_pb2.Role
-    def __init__(self, model: _Optional[str] = ..., role: _Optional[_Union[_instance_pb2.Role, str]] = ...) -> None: ...
+    tier: str
+    def __init__(self, model: _Optional[str] = ..., role: _Optional[_Union[_instance_pb2.Role, str]] = ..., tier: _Optional[str] = ...) -> None: ...
 
 class ScaleRequest(_message.Message):
     __slots__ = ("pool", "size", "token")

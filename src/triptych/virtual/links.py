@@ -15,7 +15,7 @@ from triptych import ports
 from triptych.domain.embedding import LeaseId, Ticket
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
 from triptych.domain.generation import TextEvent, TextRequest
-from triptych.domain.instance import InstanceInfo, InstanceLoad
+from triptych.domain.instance import InstanceInfo, InstanceLimits, InstanceLoad
 from triptych.domain.pool import ManagerStatus, ManualSize, MemberReport, MembershipDelta, Order, Watch
 from triptych.domain.stage import Role
 from triptych.errors import DeadlineExceeded, InstanceLost, TriptychError, Unavailable
@@ -256,6 +256,9 @@ class LinkedPoolManager:
         await self._link.call(
             "switch_instance", lambda manager: manager.switch_instance(instance_id, role, force=force)
         )
+
+    async def set_limits(self, instance_id: str, wanted: InstanceLimits) -> None:
+        await self._link.call("set_limits", lambda manager: manager.set_limits(instance_id, wanted))
 
     async def set_size(self, order: ManualSize) -> None:
         await self._link.call("set_size", lambda manager: manager.set_size(order))

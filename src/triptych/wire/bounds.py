@@ -23,6 +23,7 @@ from triptych.domain.sampling import BIAS, PARAMETERS, SCHEMA
 from triptych.domain.slo import CLASSES, MAX_OBJECTIVES
 from triptych.domain.stage import ModelPart, Stage
 from triptych.domain.tenant import TENANT_NAME, WEIGHT
+from triptych.domain.tier import MAX_TIER
 from triptych.domain.windows import MAX_BLAMED, SKETCH_BUCKETS, ClassWindow
 from triptych.errors import InvalidRequest
 from triptych.wire.flat import compiled
@@ -49,6 +50,7 @@ _MEDIA = Size(MAX_MESSAGE_NBYTES, unit="bytes")
 _PLACE = Between(0, MAX_TOKENS)
 _UNITS = Between(0, 1 << 22)
 _NUMBER = Between(0, 1 << 20)
+_LIMIT = Between(1, 1 << 20)
 _COUNT = Between(0, 1 << 48)
 _ADDRESS = Size(262)
 """A DNS name, brackets, a colon and a port."""
@@ -159,6 +161,12 @@ TABLE: Mapping[str, Rows] = {
         "parts": Many(len(ModelPart), unit="parts"),
         "slo": Many(MAX_OBJECTIVES, Size(64), "objectives"),
     },
+    "Tier": {
+        "name": Size(MAX_TIER, low=1),
+        "device": Size(64),
+        "usd_per_hour": Between(0, 1e6),
+        "speed": Between(1e-3, 1e3),
+    },
     "ServedPart": {"max_batch": _NUMBER, "token_budget": _PLACE, "prepare_cores": _NUMBER},
     "PartIdentity": {
         "digest": Size(64, low=16),
@@ -197,6 +205,12 @@ TABLE: Mapping[str, Rows] = {
     },
     "ClosedStage": {"opens_s": _SECONDS, "fault": Size(MAX_FAULT)},
     "InstanceLoad": {"stages": Many(3, unit="stages"), "stages_version": Anything(), "closed": Many(3, unit="stages")},
+    "InstanceLimits": {
+        "max_batch_items": _LIMIT,
+        "max_sequences": _LIMIT,
+        "token_budget": Between(1, MAX_TOKENS),
+    },
+    "LimitsReport": {"version": Anything(), "fault": Size(MAX_FAULT)},
     "EmbeddingHints": {
         "sequence": Anything(),
         "held": Many(MAX_HINTS, _HINT, "hints"),
@@ -210,14 +224,16 @@ TABLE: Mapping[str, Rows] = {
         "kinds": Many(8, unit="kinds"),
     },
     "SwitchRequest": {"instance_id": Size(128, low=1)},
+    "SetLimitsRequest": {"instance_id": Size(128, low=1)},
     "DrainRequest": {"instance_id": Size(128, low=1), "force": Anything()},
-    "PoolName": {"model": Size(512, low=1)},
+    "PoolName": {"model": Size(512, low=1), "tier": Size(MAX_TIER)},
     "ScaleRequest": {"size": Anything(), "token": Anything()},  # each scaler has its own largest size
     "RemoveRequest": {"instance": Size(128, low=1), "token": Anything()},
     "SetSizeRequest": {
         "model": Size(512, low=1),
         "size": Between(0, MAX_MEMBERS),
         "for_s": Between(0, MAX_OVERRIDE_S),
+        "tier": Size(MAX_TIER),
     },
     "CallRequests": {"requests": Many(4096, unit="requests")},
     "CallRequest": {"call": Between(1, 1 << 62), "received_nbytes": Between(0, 1 << 40)},

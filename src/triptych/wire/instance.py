@@ -3,7 +3,16 @@
 from collections.abc import Mapping
 
 from triptych.domain.embedding_hints import EmbeddingHints
-from triptych.domain.instance import ClosedStage, InstanceInfo, InstanceLoad, ServedPart, StageLoad, TransportOffer
+from triptych.domain.instance import (
+    ClosedStage,
+    InstanceInfo,
+    InstanceLimits,
+    InstanceLoad,
+    LimitsReport,
+    ServedPart,
+    StageLoad,
+    TransportOffer,
+)
 from triptych.domain.profile import ProfileIdentity
 from triptych.domain.stage import Stage
 from triptych.errors import InvalidRequest
@@ -61,10 +70,12 @@ INSTANCE = Pair(
     nested=(MODEL, Pair(TransportOffer, instance_pb2.TransportOffer), SERVED_PART),
 )
 _HINTS = Pair(EmbeddingHints, instance_pb2.EmbeddingHints, check=checker(instance_pb2.EmbeddingHints.DESCRIPTOR))
+LIMITS = Pair(InstanceLimits, instance_pb2.InstanceLimits)
+_LIMITS_REPORT = Pair(LimitsReport, instance_pb2.LimitsReport, nested=(LIMITS,))
 LOAD = Pair(
     InstanceLoad,
     instance_pb2.InstanceLoad,
-    nested=(Pair(ClosedStage, instance_pb2.ClosedStage), _HINTS),
+    nested=(Pair(ClosedStage, instance_pb2.ClosedStage), _HINTS, _LIMITS_REPORT),
     special={"stages": (_stages_to_wire, _stages_from_wire)},
 )
 """Raises InvalidRequest for an unknown or duplicate stage, and for hints out of bounds."""

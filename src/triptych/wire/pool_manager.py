@@ -1,6 +1,7 @@
 """Conversion of members' reports, orders, membership deltas and the pool manager's status."""
 
 from triptych.domain.decision import Bounds, DecisionSummary, Override, PoolLoad, Reason, ScalingStatus
+from triptych.domain.instance import InstanceLimits
 from triptych.domain.membership import MAX_MEMBERS, Member
 from triptych.domain.pool import (
     Farewell,
@@ -17,15 +18,17 @@ from triptych.domain.pool import (
     Watch,
 )
 from triptych.domain.stage import Role
+from triptych.domain.tier import Tier
 from triptych.domain.windows import ClassWindow, Judged, NamedClass, NamedInstance, Refusals, Sketch, WindowReport
 from triptych.errors import InvalidRequest
 from triptych.policy.addresses import why_not_called
 from triptych.v1 import instance_pb2, pool_manager_pb2
 from triptych.wire.flat import EnumPair, Pair, Variants
-from triptych.wire.instance import LOAD, SERVED_PART
+from triptych.wire.instance import LIMITS, LOAD, SERVED_PART
 
 _ROLE = EnumPair.of(Role.__members__, instance_pb2.Role.DESCRIPTOR)
-_REGISTRATION = Pair(Registration, pool_manager_pb2.Registration, nested=(SERVED_PART,))
+_TIER = Pair(Tier, pool_manager_pb2.Tier)
+_REGISTRATION = Pair(Registration, pool_manager_pb2.Registration, nested=(SERVED_PART, _TIER))
 _JUDGED = Pair(Judged, pool_manager_pb2.Judged)
 _CLASS = Pair(ClassWindow, pool_manager_pb2.ClassWindow, nested=(_JUDGED, Pair(Sketch, pool_manager_pb2.Sketch)))
 _WINDOW = Pair(
@@ -47,7 +50,7 @@ _REPORT = Variants(
         "window": _WINDOW,
     },
 )
-ORDER = Pair(Order, pool_manager_pb2.Order)
+ORDER = Pair(Order, pool_manager_pb2.Order, nested=(LIMITS,))
 WATCH = Pair(Watch, pool_manager_pb2.WatchRequest)
 DELTA = Pair(
     MembershipDelta,
@@ -85,6 +88,14 @@ def switch_to_wire(instance_id: str, role: Role, *, force: bool) -> pool_manager
 def switch_from_wire(message: pool_manager_pb2.SwitchRequest) -> tuple[str, Role, bool]:
     """Raises InvalidRequest for an unknown role."""
     return message.instance_id, _ROLE.from_wire[message.role], message.force
+
+
+def limits_to_wire(instance_id: str, limits: InstanceLimits) -> pool_manager_pb2.SetLimitsRequest:
+    return pool_manager_pb2.SetLimitsRequest(instance_id=instance_id, limits=LIMITS.to_wire(limits))
+
+
+def limits_from_wire(message: pool_manager_pb2.SetLimitsRequest) -> tuple[str, InstanceLimits]:
+    return message.instance_id, LIMITS.from_wire(message.limits)
 
 
 def report_to_wire(report: MemberReport) -> pool_manager_pb2.MemberReport:

@@ -248,7 +248,7 @@ def test_switching_takes_profiles_of_both_parts(tmp_path: Path) -> None:
         ("--max-instances=1", "--max-instances 1: a pool begins with 2 instances"),
         ("--slo=soon", "router: slo: slo 'soon' is not"),
         ("--pool-sizes=E", "pool manager: control: pool_sizes: 'E' is not .* such as E=1-8"),
-        ("--pool-sizes=X=1-2", "'X=1-2' has no such role: it is one of E, P, D, PD, EP, ED, EPD"),
+        ("--pool-sizes=X=1-2", "'X=1-2': 'X' is no role; roles are E, P, D, PD, EP, ED, EPD"),
         ("--pool-sizes=EPD=1-2", f"there will be no such pool; there will be: {MODEL_ID}/E, {MODEL_ID}/PD$"),
         ("--pool-sizes=other/E=1-2", "there will be no such pool"),
         ("--pool-sizes=E=1-2,E=1-3", "--pool-sizes names E more than once"),

@@ -102,7 +102,8 @@ def test_the_version_is_the_packages() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [(), ("up",), ("chat",), ("status",), ("scale",), ("drain",), ("switch",), ("bench",), ("profile",)]
+    "command",
+    [(), ("up",), ("chat",), ("status",), ("scale",), ("drain",), ("switch",), ("limits",), ("bench",), ("profile",)],
 )
 def test_help_has_examples(command: tuple[str, ...]) -> None:
     code, out, _ = triptych(*command, "--help")

@@ -28,7 +28,7 @@ from triptych.domain.decision import (
     ScalingStatus,
     Why,
 )
-from triptych.domain.instance import InstanceLoad, StageLoad
+from triptych.domain.instance import InstanceLimits, InstanceLoad, LimitsReport, StageLoad
 from triptych.domain.membership import MemberKind
 from triptych.domain.pool import (
     ManagerStatus,
@@ -44,6 +44,7 @@ from triptych.domain.pool import (
 )
 from triptych.domain.scaling import PoolName
 from triptych.domain.stage import Role, Stage
+from triptych.domain.tier import Tier
 from triptych.domain.windows import Judged
 from triptych.errors import FailedPrecondition, InvalidRequest, NotFound, Unavailable
 from triptych.policy.consequences import loss
@@ -133,6 +134,22 @@ class Scripted:
         if not force and (lost := loss(instance_id, self.told.pools, keeps=role.stages)):
             raise FailedPrecondition(lost)
         self.orders.append(f"{instance_id} {role.value}")
+
+    async def set_limits(self, instance_id: str, wanted: InstanceLimits) -> None:
+        """Have them at once; more than 100 are refused by the instance."""
+        self.orders.append(f"{instance_id} {wanted}")
+
+        def answered(before: MemberStatus) -> MemberStatus:
+            if before.registration.instance_id != instance_id:
+                return before
+            report = before.load.limits or LimitsReport(InstanceLimits(max_sequences=32))
+            fault = "too many" if (wanted.max_sequences or 0) > 100 else ""
+            used = report.limits if fault else wanted.over(report.limits)
+            limits = LimitsReport(used, report.version + 1, by_hand=bool(wanted.given), fault=fault)
+            return replace(before, load=replace(before.load, limits=limits))
+
+        pools_now = tuple(replace(pool, members=tuple(map(answered, pool.members))) for pool in self.told.pools)
+        self.told = replace(self.told, pools=pools_now)
 
     async def set_size(self, order: ManualSize) -> None:
         if not self.told.leads:
@@ -466,3 +483,56 @@ async def test_a_manager_under_mutual_tls_answers_a_trusted_certificate_only(tmp
         assert manager.orders == ["encoder-2"]
         with pytest.raises(CliError, match="can be reached"):
             await pools.drain("encoder-2", Managers(GATEWAY, address), shown)
+
+
+async def test_limits_are_set_on_an_instance_or_on_all_of_a_pool_and_waited_for() -> None:
+    async with serving(STATUS) as (manager, address):
+        managers = Managers(GATEWAY, address)
+        shown, out = console(200)
+        await pools.limit("text-1", InstanceLimits(max_sequences=64), managers, shown, wait_s=5.0)
+        await pools.limit("encoder", InstanceLimits(max_batch_items=4), managers, shown, wait_s=5.0)
+        await pools.limit("text-1", InstanceLimits(), managers, shown, wait_s=5.0)
+        with pytest.raises(CliError, match="text-1 refuses: too many"):
+            await pools.limit("text-1", InstanceLimits(max_sequences=101), managers, shown, wait_s=5.0)
+        with pytest.raises(CliError, match="there is no pool 'text-9'; there are: m/E, m/PD"):
+            await pools.limit("text-9", InstanceLimits(max_sequences=1), managers, shown, wait_s=5.0)
+    assert out.getvalue().splitlines() == [
+        "text-1: max_sequences 64, until their end, or --auto",
+        "encoder-1, encoder-2: max_batch_items 4, until their end, or --auto",
+        "text-1: as at the start, and what profiles say from now on",
+    ]
+    assert manager.orders[:3] == [
+        "text-1 max_sequences 64",
+        "encoder-1 max_batch_items 4",
+        "encoder-2 max_batch_items 4",
+    ]
+
+
+def test_limits_that_were_ordered_are_shown_with_why_others_were_refused() -> None:
+    before = member("text-1", Role.PD)
+    limits = LimitsReport(InstanceLimits(max_sequences=64), 2, by_hand=True, fault="too many")
+    told = replace(before, load=replace(before.load, limits=limits))
+    shown, out = console(200)
+    pool = PoolStatus("m", Role.PD, (told,), None)
+    pools.print_manager("a:1", replace(STATUS, pools=(pool,)), shown)
+    for part in ("max_sequences 64", "by hand", "refuses"):
+        assert part in out.getvalue()
+
+
+def test_a_pool_is_named_with_its_tier_where_there_are_several() -> None:
+    tiers = [PoolName("m", Role.PD, "l4"), PoolName("m", Role.PD, "h100")]
+    assert pools.named("PD@l4", tiers) == tiers[0]
+    assert pools.named("m/text@h100", tiers) == tiers[1]
+    with pytest.raises(CliError, match="several pools have the role 'PD'; name one of: m/PD@h100, m/PD@l4"):
+        pools.named("PD", tiers)
+    with pytest.raises(CliError, match="there is no pool 'PD@t4'"):
+        pools.named("PD@t4", tiers)
+
+
+def test_the_device_the_price_and_the_speed_of_a_tier_are_shown() -> None:
+    before = member("text-l4-1", Role.PD)
+    told = replace(before, registration=replace(before.registration, tier=Tier("l4", "NVIDIA L4", 0.8, 0.5)))
+    shown, out = console(200)
+    pool = PoolStatus("m", Role.PD, (told,), None, "l4")
+    pools.print_manager("a:1", replace(STATUS, pools=(pool,)), shown)
+    assert "pool m/PD@l4  (NVIDIA L4, 0.8 USD per hour each, speed 0.5)" in out.getvalue()

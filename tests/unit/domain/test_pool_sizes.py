@@ -21,7 +21,7 @@ def test_another_form_is_refused_with_an_example(entry: str) -> None:
 
 
 def test_the_roles_are_listed_for_an_unknown_one() -> None:
-    with pytest.raises(ValueError, match="'X=1-2' has no such role: it is one of E, P, D, PD, EP, ED, EPD"):
+    with pytest.raises(ValueError, match="'X=1-2': 'X' is no role; roles are E, P, D, PD, EP, ED, EPD"):
         parse_bounds("X=1-2")
 
 
@@ -31,3 +31,13 @@ def test_sizes_that_no_pool_can_have_are_refused(entry: str) -> None:
         parse_bounds(entry)
     with pytest.raises(ValueError, match="pool_sizes: "):
         ControlLimits(pool_sizes=(entry,))
+
+
+def test_a_tier_has_bounds_of_its_own_and_may_have_no_instance() -> None:
+    entries = ("PD=1-4", "PD@l4=0-8", "m/PD@h100=0-2")
+    assert bounds_of(PoolName("m", Role.PD, "l4"), entries) == Bounds(0, 8)
+    assert bounds_of(PoolName("m", Role.PD, "h100"), entries) == Bounds(0, 2)
+    assert bounds_of(PoolName("n", Role.PD, "h100"), entries) == Bounds(1, 4)
+    for entry in ("PD=0-2", "PD@l4=0-0", "PD@L4=1-2", "PD@l4=3-2"):
+        with pytest.raises(ValueError, match="PD"):
+            parse_bounds(entry)

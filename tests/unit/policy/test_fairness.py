@@ -94,3 +94,9 @@ def test_what_is_beyond_a_share_leaves_places_free_and_takes_few_in_a_step(
 ) -> None:
     position = by_weight(ahead_s=BURST_S + beyond).of(queue_position())
     assert may_start(position, wanted=wanted, running=running, places=16, begun=begun) is starts
+
+
+def test_a_request_with_more_choices_than_places_runs_alone() -> None:
+    position = QueuePosition(0, 0.0, 1)
+    assert may_start(position, wanted=4, running=0, places=2, begun=0)
+    assert not may_start(position, wanted=4, running=1, places=2, begun=0)

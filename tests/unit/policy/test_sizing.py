@@ -7,7 +7,7 @@ import pytest
 from tests.unit.policy.profiles import ENCODER
 from triptych.policy.capacity import Capacity, ItemClass, encode_capacity
 from triptych.policy.costs import Costs
-from triptych.policy.sizing import choose_size
+from triptych.policy.sizing import BatchChange, better_batch, choose_size
 
 
 def replica(*tokens_per_s: float) -> Callable[[int], Capacity]:
@@ -65,3 +65,18 @@ def test_batches_of_a_profile_grow_while_that_pays() -> None:
     large = choose_size({1: capacity(400, 10.0)}, most=64)
     assert small.max_batch > large.max_batch > 1
     assert choose_size({1: capacity(400, 0.13)}, most=64).max_batch == 1
+
+
+def test_a_batch_changes_while_instances_run_only_for_over_5_percent_more() -> None:
+    change = better_batch(replica(100, 150, 200), 1, most=64)
+    assert change == BatchChange(now=1, best=4, gain=1.0)
+    assert str(change) == "batches of up to 4 instead of 1 bear 100% more within the objectives"
+    assert better_batch(replica(100, 150, 200), 4, most=64) is None
+    assert better_batch(replica(100, 150, 200), 32, most=64) is None, "no less is borne with larger ones"
+    assert better_batch(replica(100, 150, 157), 2, most=64) is None
+    assert better_batch(lambda batch: Capacity(0, 0, batch, 0.5), 1, most=8) is None, "nothing meets the objectives"
+
+
+def test_a_batch_that_misses_the_objectives_is_lowered() -> None:
+    change = better_batch(lambda batch: replica(100 if batch < 8 else 0)(batch), 32, most=64)
+    assert change == BatchChange(now=32, best=1, gain=1.0)

@@ -11,6 +11,7 @@ import pytest
 from tests import identities
 from tests.unit.rpc.test_multiplex import Script, request
 from triptych.cli.authority import Authority
+from triptych.domain.instance import InstanceLimits
 from triptych.domain.pool import MemberReport, Watch
 from triptych.domain.stage import Role
 from triptych.errors import PermissionDenied, TriptychError, Unavailable
@@ -62,6 +63,7 @@ CALLS: dict[str, tuple[type[Any], Callable[[Any], Awaitable[Any]]]] = {
     "Watch": (PoolManagerStub, lambda stub: first(stub.watch(Watch()))),
     "Status": (PoolManagerStub, lambda stub: stub.status()),
     "Drain": (PoolManagerStub, lambda stub: stub.drain_instance("encoder-1", force=False)),
+    "SetLimits": (PoolManagerStub, lambda stub: stub.set_limits("text-1", InstanceLimits(max_sequences=1))),
     "Switch": (PoolManagerStub, lambda stub: stub.switch_instance("text-1", Role.D, force=False)),
     "Pools": (ScalerStub, lambda stub: stub.pools()),
 }
@@ -74,6 +76,7 @@ MAY = {
     "Watch": {"router", "gateway"},
     "Status": set(FOLDERS),
     "Drain": {"router", "encoder", "text", "pool-manager", "operator"},
+    "SetLimits": {"pool-manager", "operator"},
     "Switch": {"pool-manager", "operator"},
     "Pools": {"pool-manager"},
 }

@@ -171,7 +171,7 @@ def _flags(
 ) -> Flags:
     """Flags of each service, checked as ``triptych up`` checks them, without profiles and the largest size. Raises CliError."""
     models = (Model(Path(plan.model), plan.model_id),)
-    refuse_impossible(models, placement.roles, mount_router=False, switch_roles=placement.switch_roles)
+    refuse_impossible(models, placement.roles.keys(), mount_router=False, switch_roles=placement.switch_roles)
     settings = ClusterSettings(
         models, placement.roles, parse(words), autoscale=autoscale, switch_roles=placement.switch_roles
     )

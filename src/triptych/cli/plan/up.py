@@ -1,11 +1,16 @@
 """The command line of ``triptych up`` that runs a plan on this machine."""
 
-from collections.abc import Sequence
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 
 from triptych.cli.outcome import CliError
-from triptych.cli.plan.cluster import PlannedCluster
+from triptych.cli.plan.cluster import PlannedCluster, Pool
 from triptych.cli.service_options import service_options
+from triptych.domain.stage import Role
+from triptych.domain.tier import MAX_TIER, Tier
 from triptych.planning.record import Options, words
 from triptych.runtime.hub import DEMO
 
@@ -14,6 +19,7 @@ _SHARED = ("device", "dtype", "kv_cache_bytes", "kv_arena_bytes", "image_cache_b
 
 
 _VLLM_ARGS = "--vllm-args="
+_NO_TIER_NAME = re.compile(r"[^a-z0-9.-]+")
 
 
 def has_profiles(cluster: PlannedCluster) -> bool:
@@ -29,34 +35,107 @@ def up_line(cluster: PlannedCluster, profiles: Path, own: Sequence[str] = ()) ->
     if model.is_file():
         raise CliError(f"the plan was made with {model.name} alone: name the model with --model", caller=True)
     threads = [pool.cores for pool in cluster.pools if not pool.on_gpu]
+    tiers = _tiers(cluster)
     options = {
         "model": cluster.model if cluster.model == DEMO else f"{cluster.model_id}={cluster.model}",
-        "roles": cluster.placement.roles_text,
+        "roles": ",".join(f"{_key(pool, tiers)}:{pool.count}" for pool in cluster.pools),
         "switch-roles": "yes" if cluster.placement.switch_roles else "no",
         **({"autoscale": "yes", "pool-sizes": cluster.pool_sizes} if cluster.autoscale else {}),
         **({"threads": str(max(threads))} if threads else {}),
-        **_of_instances(cluster),
+        **_of_instances([pool for pool in cluster.pools if pool.role not in tiers]),
         "profiles": str(profiles),
     }
-    given = (*_given(cluster), *own)
+    given = (*(cluster.own_options if tiers else _given(cluster)), *own)
     names = {word.partition("=")[0] for word in given}
-    return ("triptych", "up", *(word for word in words(options) if word.partition("=")[0] not in names), *given)
-
-
-def notes(cluster: PlannedCluster) -> tuple[str, ...]:
-    """What the command cannot do of the plan."""
-    devices = sum(pool.count * pool.degree for pool in cluster.pools if pool.on_gpu)
-    if devices < 2:
-        return ()
     return (
-        f"all processes have the same GPUs (CUDA_VISIBLE_DEVICES), the plan has {devices}: compose and kubernetes divide them",
+        "triptych",
+        "up",
+        *(word for word in words(options) if word.partition("=")[0] not in names),
+        *_tier_words(cluster, tiers),
+        *given,
     )
 
 
-def _of_instances(cluster: PlannedCluster) -> Options:
+def notes(cluster: PlannedCluster) -> tuple[str, ...]:
+    """What the command cannot do of the plan, or takes for granted."""
+    on_gpu = [pool for pool in cluster.pools if pool.on_gpu]
+    devices = sum(pool.count * pool.degree for pool in on_gpu)
+    if devices < 2:
+        return ()
+    if cluster.placement.switch_roles:
+        return (
+            f"all processes have the same GPUs (CUDA_VISIBLE_DEVICES), the plan has {devices}: compose and kubernetes divide them",
+        )
+    kinds = sorted({pool.device.title for pool in on_gpu})
+    if len(kinds) < 2:
+        return ()
+    return (f"GPUs are numbered in the order of the roles, for {' and '.join(kinds)}: change gpus to this machine's",)
+
+
+def _tiers(cluster: PlannedCluster) -> Mapping[Role, Tier]:
+    """The tier of each role on GPUs. Instances that switch roles have none."""
+    if cluster.placement.switch_roles:
+        return {}
+    return {
+        pool.role: Tier(
+            _NO_TIER_NAME.sub("-", pool.device.name.lower()).strip("-.")[:MAX_TIER] or "gpu",
+            pool.device.title.replace(",", " ")[:64],
+            None if pool.device.price is None else pool.device.price.usd_per_hour * pool.degree,
+        )
+        for pool in cluster.pools
+        if pool.on_gpu
+    }
+
+
+def _key(pool: Pool, tiers: Mapping[Role, Tier]) -> str:
+    """The pool in ``--roles``."""
+    return f"{pool.role.value}@{tiers[pool.role].name}" if pool.role in tiers else pool.role.value
+
+
+def _tier_words(cluster: PlannedCluster, tiers: Mapping[Role, Tier]) -> Iterator[str]:
+    """Options that describe the tiers, with the GPUs of each instance, and the settings that only their instances have."""
+    numbers = count()
+    own = {
+        pool.role: [[str(next(numbers)) for _ in range(pool.degree)] for _ in range(pool.count)]
+        for pool in cluster.pools
+        if pool.role in tiers
+    }
+    used = next(numbers)
+    for pool in cluster.pools:
+        if pool.role not in tiers:
+            continue
+        more = pool.bounds.most - pool.count if cluster.autoscale else 0
+        spare = [[str(used + pool.degree * at + each) for each in range(pool.degree)] for at in range(more)]
+        gpus = "/".join("+".join(group) for group in (*own[pool.role], *spare))
+        tier = str(tiers[pool.role])
+        yield f"--tier={pool.role.value}@{tier}{',' if ':' in tier else ':'}gpus={gpus}"
+        if line := shlex.join(words(_of_pool(cluster, pool))):
+            yield f"--tier-settings={_key(pool, tiers)}:{line}"
+
+
+def _of_pool(cluster: PlannedCluster, pool: Pool) -> Options:
+    """Settings that only the instances of this pool have, by the names of options."""
+    given = {word.partition("=")[0].removeprefix("--") for word in cluster.own_options}
+    all_settings = {**pool.mounted, **pool.settings}
+    found = {name.replace("_", "-"): all_settings[name] for name in _SHARED if name in all_settings}
+    settings = {name: value for name, value in found.items() if name not in given}
+    if "transfer_kv_on_drain" in pool.settings:
+        settings["transfer-kv-on-drain"] = "yes"
+    if pool.degree > 1:
+        settings["vllm-args"] = _vllm_args(cluster, pool.degree)
+    return settings
+
+
+def _vllm_args(cluster: PlannedCluster, degree: int) -> str:
+    """Arguments of vLLM itself, with the degree."""
+    arguments = [word.partition("=")[2] for word in cluster.own_options if word.startswith(_VLLM_ARGS)]
+    return " ".join((*arguments[-1:], f"--tensor-parallel-size {degree}")).strip()
+
+
+def _of_instances(pools: Sequence[Pool]) -> Options:
     """Settings that all instances share, or all of a service, by the names of options."""
     shared: dict[str, str] = {}
-    of_pools = [(pool, {**pool.mounted, **pool.settings}) for pool in cluster.pools]
+    of_pools = [(pool, {**pool.mounted, **pool.settings}) for pool in pools]
     for name in _SHARED:
         values = [settings[name] for _, settings in of_pools if name in settings]
         if not values:
@@ -69,7 +148,7 @@ def _of_instances(cluster: PlannedCluster) -> Options:
             shared |= {f"{service}-{dashed}": value for service in having - lacking}
         else:
             shared[dashed] = value
-    if any("transfer_kv_on_drain" in pool.settings for pool in cluster.pools):
+    if any("transfer_kv_on_drain" in pool.settings for pool in pools):
         shared["transfer-kv-on-drain"] = "yes"
     return shared
 
@@ -81,6 +160,5 @@ def _given(cluster: PlannedCluster) -> Sequence[str]:
         return cluster.own_options
     if len(degrees) > 1:
         raise CliError("triptych up gives all text instances the same tensor-parallel degree", caller=True)
-    arguments = [word.partition("=")[2] for word in cluster.own_options if word.startswith(_VLLM_ARGS)]
     rest = (word for word in cluster.own_options if not word.startswith(_VLLM_ARGS))
-    return (*rest, f"{_VLLM_ARGS}{' '.join((*arguments[-1:], f'--tensor-parallel-size {degrees.pop()}')).strip()}")
+    return (*rest, f"{_VLLM_ARGS}{_vllm_args(cluster, degrees.pop())}")

@@ -117,6 +117,8 @@ class TransformersTextEngine:
         )
         self.finds_prefixes = self._batch.shares_prefixes and not self._adapter.looks_ahead
         self._embedding_nbytes: dict[str, int] = {}
+        self.most_tokens = options.most_step_tokens
+        self.most_sequences = min(self.most_tokens, setup.blocks)
         budget = self._chosen_budget(options)
         copies = self._host_copies(options)
         self._batch = self._new_batch(budget, max_sequences, copies)  # with an empty prefix cache
@@ -266,9 +268,19 @@ class TransformersTextEngine:
         return self._adapter.accepts(tokens, tensors)
 
     @property
+    def steps(self) -> Self:
+        return self
+
+    @property
+    def max_sequences(self) -> int:
+        return self._batch.limits.max_sequences
+
+    @property
     def token_budget(self) -> int:
-        """Most tokens of one step."""
         return self._batch.limits.token_budget
+
+    def limit_steps(self, max_sequences: int, token_budget: int) -> None:
+        self._batch.limit(max_sequences, token_budget)
 
     @property
     def kv_free_tokens(self) -> int:

@@ -50,6 +50,7 @@ class VllmTextEngine:
     """
 
     sharing = None
+    steps = None
     weights = None
 
     def __init__(

@@ -15,7 +15,7 @@ Each call is answered at once, by what it returns or raises.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from math import ceil
 from typing import Annotated
@@ -94,7 +94,8 @@ class BatchQueue:
 
     def __init__(self, limits: BatchLimits, *, max_preparing: int) -> None:
         """``max_preparing`` limits the entries in PREPARING."""
-        self._limits = limits
+        self.limits = limits
+        """For reading."""
         self._max_preparing = max_preparing
         self._entries: dict[Key, _Entry] = {}
         self._arrived: dict[Key, None] = {}
@@ -155,7 +156,7 @@ class BatchQueue:
         )
         self._arrivals += 1
         if (entry := self._entries.get(key)) is None:
-            most = self._limit_of(self._limits.max_prepared_bytes, modality)
+            most = self._limit_of(self.limits.max_prepared_bytes, modality)
             if nbytes > most:
                 raise InvalidMedia(f"the item takes {nbytes} bytes to prepare, the limit is {most}")
             if (full := self._why_full(nbytes, modality)) is not None:
@@ -195,6 +196,10 @@ class BatchQueue:
         self._forget(key)
         return True
 
+    def limit_items(self, most: int) -> None:
+        """From the next batch on, one has at most so many items."""
+        self.limits = replace(self.limits, max_batch_items=most)
+
     def expired(self, now_s: float) -> list[Key]:
         """The WAITING items whose callers all wait no longer. They are to be ended by ``done`` before a batch is taken."""
         return [key for key in self._queue if self._entries[key].expired(now_s)]
@@ -203,7 +208,7 @@ class BatchQueue:
         """The next batch, in this order, within ``budget`` if given. Empty if nothing waits."""
         if not self._queue:
             return []
-        limits = self._limits
+        limits = self.limits
         max_tokens = limits.max_batch_tokens or MOST_BATCH_TOKENS
         waiting = self._in_order(self._queue, now_s)
         count = batch_length(
@@ -225,11 +230,11 @@ class BatchQueue:
     # --- room and threads --------------------------------------------------------------------------------------------
 
     def _limit_of(self, limit: int, modality: Modality) -> int:
-        return limit if modality is Modality.IMAGE else self._limits.without_image_share(limit)
+        return limit if modality is Modality.IMAGE else self.limits.without_image_share(limit)
 
     def _why_full(self, nbytes: int, modality: Modality, own: _Entry | None = None) -> str | None:
         """Why an item of ``nbytes`` has no room beside the other entries than its ``own``; None if it has."""
-        items, taken, limits = len(self._entries), self.nbytes, self._limits
+        items, taken, limits = len(self._entries), self.nbytes, self.limits
         if own is not None:
             items, taken = items - 1, taken - own.nbytes
         full = _why_full("items", nbytes, items, taken, limits.max_waiting_items, limits.max_prepared_bytes)
@@ -281,9 +286,9 @@ class BatchQueue:
         arrived = {key for key, entry in self._entries.items() if entry.phase is Phase.ARRIVED}
         assert arrived == set(self._arrived), "what has arrived is known"
         assert self.pending_tokens == sum(entry.tokens for entry in self._entries.values()), "tokens do not add up"
-        assert len(self._entries) <= self._limits.max_waiting_items, "too many entries"
+        assert len(self._entries) <= self.limits.max_waiting_items, "too many entries"
         assert self.nbytes == sum(entry.nbytes for entry in self._entries.values()), "bytes do not add up"
-        assert self.nbytes <= self._limits.max_prepared_bytes, "too many bytes"
+        assert self.nbytes <= self.limits.max_prepared_bytes, "too many bytes"
         entries = self._entries.values()
         preparing = self._preparing
         clips = [entry for entry in entries if entry.modality is not Modality.IMAGE]
@@ -291,10 +296,10 @@ class BatchQueue:
         for entry in entries:
             idle = entry.phase is Phase.ARRIVED and self._is_thread_free(entry.modality, preparing)
             assert not idle, "an entry waits although a thread is free"
-        limited = self._limits.without_image_share
-        assert len(clips) <= limited(self._limits.max_waiting_items), "too many videos"
+        limited = self.limits.without_image_share
+        assert len(clips) <= limited(self.limits.max_waiting_items), "too many videos"
         nbytes = sum(entry.nbytes for entry in clips)
-        assert nbytes <= limited(self._limits.max_prepared_bytes), "too many bytes of videos"
+        assert nbytes <= limited(self.limits.max_prepared_bytes), "too many bytes of videos"
         in_threads = len(preparing) - preparing.count(Modality.IMAGE)
         assert in_threads <= limited(self._max_preparing), "too many videos are prepared"
         wanted = (entry.waiters for entry in self._entries.values() if entry.phase in (Phase.ARRIVED, Phase.WAITING))

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from triptych.domain.instance import InstanceLimits
 from triptych.domain.pool import Heartbeat, Order, Registration
 from triptych.domain.stage import Role
 
@@ -52,12 +53,29 @@ class MemberSwitchWanted:
 
 
 @dataclass(frozen=True, slots=True)
+class MemberLimitsWanted:
+    """Someone wants the instance to have these limits of its batches; one that is unknown, or reports none, is ignored."""
+
+    instance_id: str
+    limits: InstanceLimits
+    by_hand: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class MembersTick:
     """Time has passed. Comes at least every ``MemberLimits.tick_s`` while the process runs."""
 
 
 MemberEvent = (
-    Registered | HeartbeatReceived | FarewellReceived | SessionEnded | DrainWanted | MemberSwitchWanted | MembersTick
+    Registered
+    | HeartbeatReceived
+    | FarewellReceived
+    | SessionEnded
+    | DrainWanted
+    | MemberSwitchWanted
+    | MemberLimitsWanted
+    | MembersTick
 )
 
 # --- effects ---------------------------------------------------------------------------------------------------------

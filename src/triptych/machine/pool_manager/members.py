@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import takewhile
 
-from triptych.domain.instance import InstanceLoad
+from triptych.domain.instance import InstanceLoad, LimitsReport
 from triptych.domain.limits import Positive, PositiveSeconds, check_limits
 from triptych.domain.membership import MAX_MEMBERS, Member, MemberKind, MemberState
 from triptych.domain.pool import (
@@ -28,6 +28,7 @@ from triptych.domain.pool import (
     served,
 )
 from triptych.domain.stage import Role
+from triptych.machine.pool_manager.limits_order import LimitsOrder
 from triptych.machine.pool_manager.member_events import (
     DrainWanted,
     EndSession,
@@ -35,6 +36,7 @@ from triptych.machine.pool_manager.member_events import (
     HeartbeatReceived,
     MemberEffect,
     MemberEvent,
+    MemberLimitsWanted,
     MemberLogged,
     MembersChanged,
     MembersTick,
@@ -91,6 +93,7 @@ class _Member:
     open_since_s: float = 0.0
     """Time since which the open stages are open."""
     switch: SwitchOrder | None = None
+    limits: LimitsOrder | None = None
 
     @property
     def pending(self) -> SwitchOrder | None:
@@ -137,6 +140,8 @@ class MembersMachine:
         self._by_session: dict[int, str] = {}
         """The instance id of each session that is its member's current one."""
         self._departed: deque[_Departed] = deque(maxlen=limits.max_departures)
+        self._limits_by_hand: dict[str, LimitsOrder] = {}
+        """Limits by hand of members that were lost, by instance id: a process that takes its place gets them too."""
         self._forgotten = 0
         """Departures up to this version are no longer remembered."""
         self._version = 1
@@ -196,7 +201,7 @@ class MembersMachine:
         )
 
     def pools(self, now_s: float) -> tuple[PoolStatus, ...]:
-        """Members by model and role."""
+        """Members by model, role and tier."""
         pools: dict[tuple[str, str], list[MemberStatus]] = {}
         for member in self._members.values():
             registration = member.registration
@@ -212,12 +217,15 @@ class MembersMachine:
                 open_s=max(0.0, now_s - member.open_since_s),
                 served_s=None if member.switch is None else member.switch.served_s,
             )
-            pools.setdefault(
-                (registration.model, "" if registration.role is None else registration.role.value), []
-            ).append(status)
+            pools.setdefault((registration.model, _kind_of(registration)), []).append(status)
         return tuple(
-            PoolStatus(model, members[0].registration.role, tuple(sorted(members, key=_by_id)))
-            for (model, _), members in sorted(pools.items())
+            PoolStatus(
+                model,
+                members[0].registration.role,
+                tuple(sorted(members, key=_by_id)),
+                tier=kind.partition("@")[2],
+            )
+            for (model, kind), members in sorted(pools.items())
         )
 
     def switches_pending_s(self, now_s: float) -> dict[str, float]:
@@ -274,6 +282,8 @@ class MembersMachine:
                 effects = self._drain(instance_id, reason, now_s)
             case MemberSwitchWanted(instance_id, role, reason):
                 effects = self._switch(instance_id, role, reason, now_s)
+            case MemberLimitsWanted(instance_id):
+                effects = self._want_limits(self._members.get(instance_id), event)
             case MembersTick():
                 effects = self._tick(now_s)
         if self._version != before:
@@ -304,6 +314,9 @@ class MembersMachine:
                 effects.append(EndSession(old.session, "another process has registered with this instance id"))
             effects += self._remove(name, Departure.LEFT, now_s)
         member = self._members[name] = _Member(new, session, heard_s=now_s, since_s=now_s, open_since_s=now_s)
+        member.limits = self._limits_by_hand.pop(name, None)
+        if old is not None and old.limits is not None:
+            member.limits = old.limits.again()
         self._by_address[new.address] = name
         self._by_session[session] = name
         self._count_silence(member, suspected=0, removed=0)  # so that both are known from the start
@@ -338,6 +351,8 @@ class MembersMachine:
         effects = self._heard(member, now_s)
         if switch is not None:
             effects += self._switching(member, switch, now_s, is_first=is_first)
+        if member.limits is not None and heartbeat.load.limits is not None:
+            effects += self._limiting(member, member.limits, heartbeat.load.limits, is_first=is_first)
         condition = MemberCondition.ACTIVE
         if heartbeat.drained:
             condition = MemberCondition.DRAINED
@@ -426,6 +441,39 @@ class MembersMachine:
             return []
         return [SendOrder(member.session, Order(OrderKind.SWITCH, switch.reason, switch.role, switch.version))]
 
+    def _want_limits(self, member: _Member | None, wanted: MemberLimitsWanted) -> list[MemberEffect]:
+        if member is None or (report := member.load.limits) is None:
+            return []
+        sent = 0 if member.limits is None else member.limits.version
+        member.limits = LimitsOrder(wanted.limits, wanted.by_hand, wanted.reason)
+        if member.sequence < 0:  # the first heartbeat of the stream is to come
+            return []
+        member.limits.version = sent
+        return self._send_limits(member, member.limits, report)
+
+    def _limiting(
+        self, member: _Member, order: LimitsOrder, report: LimitsReport, *, is_first: bool
+    ) -> list[MemberEffect]:
+        """What the member's load says of its order of limits. ``is_first``: it is the first load of the session."""
+        if order.is_overtaken(report):
+            member.limits = None
+            return []
+        if order.is_unknown(report):
+            return self._send_limits(member, order, report) if is_first or not order.version else []
+        if order.answered:
+            return []
+        order.answered = True
+        answer = f"refuses limits ({order.limits}): {report.fault}" if report.fault else f"has limits: {report.limits}"
+        return [MemberLogged(member.registration.instance_id, answer)]
+
+    def _send_limits(self, member: _Member, order: LimitsOrder, report: LimitsReport) -> list[MemberEffect]:
+        """Send an order of limits, with a version above all that the member knows."""
+        order.version = max(order.version, report.version) + 1
+        if member.session is None:
+            return []
+        sent = Order(OrderKind.LIMITS, order.reason, version=order.version, limits=order.limits, by_hand=order.by_hand)
+        return [SendOrder(member.session, sent)]
+
     def _tick(self, now_s: float) -> list[MemberEffect]:
         late_s = now_s - self._last_tick_s - 2 * self._limits.tick_s
         self._last_tick_s = now_s
@@ -468,6 +516,10 @@ class MembersMachine:
         self._version += 1
         if len(self._departed) == self._departed.maxlen:
             self._forgotten = self._departed[0].version
+        if departure is Departure.LOST and member.limits is not None and member.limits.by_hand:
+            self._limits_by_hand[name] = member.limits.again()
+            if len(self._limits_by_hand) > self._limits.max_members:
+                del self._limits_by_hand[next(iter(self._limits_by_hand))]
         registration = member.registration
         self._departed.append(
             _Departed(self._version, registration.kind, registration.model, Removal(registration.address, departure))
@@ -481,6 +533,11 @@ def _ended(member: _Member, outcome: SwitchOutcome, now_s: float) -> list[Member
         return []
     after_s = max(0.0, now_s - switch.since_s)
     return [SwitchEnded(member.registration.model, switch.source, switch.role, outcome, after_s)]
+
+
+def _kind_of(registration: Registration) -> str:
+    """Role and tier; empty for a router."""
+    return "" if registration.pool is None else registration.pool.kind
 
 
 def _by_id(status: MemberStatus) -> str:

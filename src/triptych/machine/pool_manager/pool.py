@@ -19,6 +19,7 @@ from triptych.domain.decision import (
     PoolInstance,
     PoolState,
     PoolView,
+    Reason,
     SavedPool,
     ScalingStatus,
     Why,
@@ -32,6 +33,7 @@ from triptych.machine.pool_manager.pool_events import (
     DrainInstance,
     Frozen,
     InstancesSeen,
+    LimitsDecided,
     OrderFailed,
     OrderTaken,
     OverrideEnded,
@@ -165,6 +167,8 @@ class PoolMachine:
                 return self._seen(instances, now_s)
             case RolesSeen():
                 self._roles = event
+            case LimitsDecided(reason, advised):
+                return self._limits_decided(reason, now_s, advised=advised)
             case StartFailed(reason):
                 return self._start_failed(reason, now_s)
             case Frozen(reason):
@@ -328,6 +332,7 @@ class PoolMachine:
             low_periods=self._low_periods,
             switched=self._roles.switched,
             since_switch_s=self._roles.since_switch_s,
+            tiers=self._roles.tiers,
         )
         view = self._demand.observe(view, now_s)
         self._judge_growth(view)
@@ -357,6 +362,16 @@ class PoolMachine:
         self._log.add(record, now_s)
         change = self._change(view, decision, number, now_s) if changed and not advised else []
         return [RecordDecision(record), *change]
+
+    def _limits_decided(self, reason: str, now_s: float, *, advised: bool) -> list[PoolEffect]:
+        """Record a decision that leaves the size as it is."""
+        if self._view is None:
+            return []
+        outcome = DecisionOutcome.ADVISED if advised else DecisionOutcome.DONE
+        decision = Decision(self._wanted, (Reason(Why.LIMITS, reason),))
+        record = DecisionRecord(self._log.next_number(), replace(self._view, wanted=self._wanted), decision, outcome)
+        self._log.add(record, now_s)
+        return [RecordDecision(record)]
 
     def _change(self, view: PoolView, decision: Decision, number: int, now_s: float) -> list[PoolEffect]:
         effects = self._closed(DecisionOutcome.REPLACED, f"by {number}")
@@ -441,6 +456,11 @@ class PoolMachine:
     @property
     def wanted(self) -> int:
         return self._wanted
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether no instance is started any more."""
+        return bool(self._given_up)
 
     @property
     def view(self) -> PoolView | None:

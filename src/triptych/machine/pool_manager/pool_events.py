@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from triptych.domain.decision import DecisionRecord, PoolInstance, SavedPool
+from triptych.domain.decision import NO_OTHER_TIERS, DecisionRecord, PoolInstance, SavedPool, TierShare
 
 # --- events ----------------------------------------------------------------------------------------------------------
 
@@ -25,6 +25,16 @@ class RolesSeen:
 
     switched: int
     since_switch_s: float | None
+    tiers: TierShare = NO_OTHER_TIERS
+    """What the other tiers of its role leave to the pool."""
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsDecided:
+    """Other limits of batches are better. ``advised``: nobody orders them."""
+
+    reason: str
+    advised: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +97,7 @@ class PoolTick:
 PoolEvent = (
     InstancesSeen
     | RolesSeen
+    | LimitsDecided
     | StartFailed
     | OverrideSet
     | OverrideEnded

@@ -65,7 +65,9 @@ class Backlogs:
     def review(self, instances: Mapping[str, Instance], hosts: Mapping[str, str]) -> None:
         """Instances have changed. ``hosts`` are known by the instances' own ids."""
         described = [
-            (name, instance.info, instance.served) for name, instance in instances.items() if instance.info is not None
+            (name, info, instance.served)
+            for name, instance in instances.items()
+            if (info := instance.limited_info) is not None
         ]
         speeds = _Speeds(self.costs, [info for _, info, _ in described])
         text_hosts = {hosts.get(info.instance_id) for _, info, serves in described if Stage.PREFILL in serves}

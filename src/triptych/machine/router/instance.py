@@ -1,11 +1,11 @@
 """One instance as seen by a router: its description, its last load report, and the credits granted since."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import inf
 from typing import NamedTuple
 
-from triptych.domain.instance import InstanceInfo, InstanceLoad, ModelInfo, StageLoad
+from triptych.domain.instance import InstanceInfo, InstanceLimits, InstanceLoad, ModelInfo, StageLoad
 from triptych.domain.membership import Member
 from triptych.domain.stage import Role, Stage
 from triptych.machine.router.health import BackoffReason, Health
@@ -80,6 +80,8 @@ class Instance:
     state: InstanceState = InstanceState.NOT_SEEN
     reported_stages: frozenset[Stage] | None = None
     """The stages of its last load report, if it switches; None before."""
+    limits: InstanceLimits | None = None
+    """Limits of its batches by its last load report; None if it does not say."""
     reports: int = 0
     credits: int = 0
     """Credits not yet returned."""
@@ -112,6 +114,13 @@ class Instance:
         if self.info is None:
             return frozenset()
         return self.info.role.stages if self.reported_stages is None else self.reported_stages
+
+    @property
+    def limited_info(self) -> InstanceInfo | None:
+        """The description with the limits that its batches have now."""
+        if self.info is None or self.limits is None:
+            return self.info
+        return replace(self.info, parts=tuple(map(self.limits.of, self.info.parts)))
 
     @property
     def process(self) -> tuple[str, int] | None:
@@ -150,7 +159,7 @@ class Instance:
         """Store the description. Returns whether the process has restarted."""
         restarted = self.info is not None and self.info.epoch != info.epoch
         if restarted:
-            self.draining, self.reported_stages = False, None
+            self.draining, self.reported_stages, self.limits = False, None, None
             for stage_credits in self.stages.values():
                 stage_credits.not_reported()
                 stage_credits.full_until_s, stage_credits.health = -inf, Health()
@@ -158,7 +167,7 @@ class Instance:
         return restarted
 
     def reported(self, load: InstanceLoad, expected_tokens: int | None = None) -> bool:
-        """Store a load report. Returns whether the instance began or stopped draining, or has switched.
+        """Store a load report. Returns whether the instance began or stopped draining, has switched, or has other limits.
 
         ``expected_tokens`` are those that it is expected to decode; they count instead of the most that it may.
         """
@@ -172,6 +181,8 @@ class Instance:
             others.observe(reported, own)
         if self.info is not None and self.info.switchable is not None and self.served != load.stages.keys():
             self.reported_stages, changed = frozenset(load.stages), True
+        if load.limits is not None and load.limits.limits != self.limits:
+            self.limits, changed = load.limits.limits, True
         self.reports += 1
         self.new_kv_tokens = 0
         for stage, stage_credits in self.stages.items():

@@ -130,8 +130,10 @@ class CountedBatch(Generic[S]):
         sequence that is about to start need not be computed.
         """
         self.kv_tokens = kv_tokens
-        self._max_sequences = max_sequences
-        self._token_budget = token_budget
+        self.max_sequences = max_sequences
+        self.token_budget = token_budget
+        self._most_sequences = max_sequences
+        """The largest ``max_sequences`` so far: what began under it runs on."""
         self._known = known
         self._arrivals = count() if by_arrival else None
         self._waiting: dict[str, S] = {}
@@ -192,6 +194,11 @@ class CountedBatch(Generic[S]):
             self._waiting.pop(request_id, None)
             self._running.pop(request_id, None)
         self._decoding = None
+
+    def limit(self, max_sequences: int, token_budget: int) -> None:
+        """Set the limits of the next steps. What runs goes on."""
+        self.max_sequences, self.token_budget = max_sequences, token_budget
+        self._most_sequences = max(self._most_sequences, max_sequences)
 
     def reorder(self, request_id: str, queue_position: QueuePosition) -> None:
         """Give a request another queue position, if it waits and not only its arrival counts."""
@@ -311,7 +318,7 @@ class CountedBatch(Generic[S]):
             sequence.queue_position,
             wanted=len(sequence.choices),
             running=running,
-            places=self._max_sequences,
+            places=self.max_sequences,
             begun=started_beyond,
         )
 
@@ -325,7 +332,7 @@ class CountedBatch(Generic[S]):
         prompts: list[tuple[int, int]] = []
         computing: list[S] = []
         if prefill and (self._waiting or len(decoding) < len(self._running)):
-            for work in plan_prefills(self._prompts(), self._token_budget - decodes):
+            for work in plan_prefills(self._prompts(), self.token_budget - decodes):
                 sequence = self._running.get(work.sequence_id) or self._start(self._waiting[work.sequence_id])
                 prompts.append((work.tokens, sequence.computed))
                 computing.append(sequence)
@@ -398,7 +405,7 @@ class CountedBatch(Generic[S]):
             "reserved memory does not add up"
         )
         assert self._places == sum(len(sequence.choices) for sequence in running), "places do not add up"
-        assert self._places <= self._max_sequences, "too many run"
+        assert self._places <= self._most_sequences, "too many run"
         assert not self._waiting.keys() & self._running.keys(), "a sequence waits and runs"
         assert len(self._running) < 2 or self._reserved_tokens <= self.kv_tokens, "too much memory is reserved"
         decoding = [sequence for sequence in running if not (sequence.left or sequence.is_idle)]

@@ -21,7 +21,7 @@ return.
 
 from bisect import insort
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from triptych.domain.queue_position import QueuePosition
@@ -83,6 +83,9 @@ class RunningBatch(Generic[S]):
         """``copies``: where preempted sequences' keys and values go; None: they are recomputed."""
         self.blocks = blocks
         self.limits = limits
+        """Changed by ``limit``."""
+        self._most_sequences = limits.max_sequences
+        """The largest ``max_sequences`` so far: what began under it runs on."""
         self.copies = copies
         self._arrivals = 0
         self._known: dict[str, dict[int, S]] = {}
@@ -211,6 +214,11 @@ class RunningBatch(Generic[S]):
             self._known.pop(request_id, None)
         return gone
 
+    def limit(self, max_sequences: int, token_budget: int) -> None:
+        """Set the limits of the next steps. What runs goes on."""
+        self.limits = replace(self.limits, max_sequences=max_sequences, token_budget=token_budget)
+        self._most_sequences = max(self._most_sequences, max_sequences)
+
     def pause(self, request_id: str) -> None:
         """The request's choices get no more tokens."""
         for sequence in self._known.get(request_id, {}).values():
@@ -306,7 +314,7 @@ class RunningBatch(Generic[S]):
             assert needed <= held_tokens, f"{sequence.sequence_id} has no memory"
             assert sequence.arriving < sequence.length, f"the last token of {sequence.sequence_id} is not computed"
             assert not any(other.arriving for other in sequence.followers), "a follower arrives alone"
-        assert sum(1 + len(sequence.followers) for sequence in running) <= self.limits.max_sequences, "too many"
+        assert sum(1 + len(sequence.followers) for sequence in running) <= self._most_sequences, "too many"
 
     # --- memory ------------------------------------------------------------------------------------------------------
 

@@ -29,8 +29,9 @@ from tests.unit.cli.plan.plans import config, placement, plan_of, triptych, writ
 from tests.unit.deploy.test_compose_file import FILE, SCHEMA, resolved
 from triptych.cli.cluster_settings import ClusterSettings
 from triptych.cli.model import Model
-from triptych.cli.placement import placed
+from triptych.cli.placement import Kind, placed, placed_kinds
 from triptych.cli.service_options import parse
+from triptych.cli.tiers import check_tiers, read_tiers
 from triptych.domain.pool_sizes import parse_bounds
 from triptych.domain.stage import Role
 from triptych.planning.record import Budget, Placement, PlanRecord
@@ -63,8 +64,13 @@ def command_in(said: str) -> list[str]:
 
 
 def options_of(line: list[str]) -> dict[str, str]:
-    found = [word.partition("=") for word in line[2:]]
-    return {name: value for name, _, value in found}
+    options: dict[str, str] = {}
+    for word in line[2:]:
+        name, _, value = word.partition("=")
+        options[name] = (
+            f"{options[name]}\n{value}" if name in ("--tier", "--tier-settings") and name in options else value
+        )
+    return options
 
 
 def test_a_plan_becomes_a_command_line_that_up_takes(tmp_path: Path) -> None:
@@ -123,9 +129,49 @@ def test_vllm_divides_a_model_by_its_own_argument(tmp_path: Path) -> None:
         placement({"E": 1, "PD": 1}, "h100", degrees=degrees, settings=settings), model=str(config(tmp_path))
     )
     options = options_of(command_in(applied(tmp_path, plan, "--model", "/models/llava")))
-    assert options["--vllm-args"] == "--max-num-seqs 16 --tensor-parallel-size 2"
-    assert options["--encoder-device"] == "cuda"
-    assert not {"--device", "--text-device", "--kv-cache-bytes"} & options.keys()
+    assert options["--vllm-args"] == "--max-num-seqs 16"
+    (text,) = [flags["text"] for key, flags in tier_settings(options) if key == "PD@h100"]
+    assert "--vllm-args=--max-num-seqs 16 --tensor-parallel-size 2" in text
+    assert not any(flag.startswith(("--device", "--kv-cache-bytes")) for flag in text)
+    assert "PD@h100:device=" in options["--tier"]
+    assert options["--tier"].endswith("gpus=1+2")
+
+
+def tier_settings(options: dict[str, str]) -> list[tuple[str, dict[str, tuple[str, ...]]]]:
+    """What each tier sets, by service; ``options`` have all occurrences joined by newlines."""
+    found = []
+    for entry in options["--tier-settings"].splitlines():
+        key, _, line = entry.partition(":")
+        found.append((key, dict(parse(shlex.split(line)))))
+    return found
+
+
+def test_pools_on_several_kinds_of_gpus_are_tiers_with_gpus_prices_and_settings_of_their_own(tmp_path: Path) -> None:
+    path = written(tmp_path, plan_of(GPUS, model=str(config(tmp_path))))
+    line = command_in(triptych("plan", "apply", path, "--model", "/models/llava"))
+    options = options_of(line)
+    kinds = placed_kinds(options["--roles"])
+    settings = [word.partition("=")[2] for word in line if word.startswith("--tier-settings=")]
+    tiers = read_tiers(kinds, [word.partition("=")[2] for word in line if word.startswith("--tier=")], settings)
+    of_e, of_pd = tiers[Kind(Role.E, "l4")], tiers[Kind(Role.PD, "h100")]
+    assert (of_e.gpus, of_pd.gpus) == (("0", "1"), ("2", "3"))
+    assert of_e.tier.usd_per_hour is not None
+    assert of_pd.tier.usd_per_hour is not None
+    assert of_pd.tier.usd_per_hour > of_e.tier.usd_per_hour
+    assert {"--device=cuda", "--dtype=float16"} <= {*of_e.of("encoder")} & {*of_pd.of("text")}
+    (kv,) = [int(flag.partition("=")[2]) for flag in of_pd.of("text") if flag.startswith("--kv-cache-bytes=")]
+    assert kv > 40 << 30
+    own = {"--model", "--roles", "--tier", "--tier-settings", "--no-switch-roles"}
+    flags = parse([word for word in line[2:] if word.partition("=")[0] not in own])
+    check_tiers(tiers, kinds, flags, Path("/models/llava"), switch_roles=False)
+
+
+def test_pools_that_scale_share_the_gpus_that_the_plan_leaves(tmp_path: Path) -> None:
+    budget = Budget({"l4": 4, "h100": 2}, None, 2.0)
+    path = written(tmp_path, plan_of(GPUS, model=str(config(tmp_path)), budget=budget))
+    line = command_in(triptych("plan", "apply", path, "--model", "/models/llava", "--autoscale"))
+    described = [word for word in line if word.startswith("--tier=")]
+    assert [word.rpartition("gpus=")[2] for word in described] == ["0/1/4/5", "2/3"]
 
 
 def test_a_configuration_alone_needs_the_model_to_run(tmp_path: Path) -> None:
@@ -134,9 +180,8 @@ def test_a_configuration_alone_needs_the_model_to_run(tmp_path: Path) -> None:
     said = triptych("plan", "apply", path, "--model", "/models/llava")
     options = options_of(command_in(said))
     assert options["--model"] == "llava=/models/llava"
-    assert (options["--device"], options["--dtype"]) == ("cuda", "float16")
-    assert int(options["--kv-cache-bytes"]) > 40 << 30
-    assert "the plan has 4" in said
+    assert options["--roles"] == "E@l4:2,PD@h100:2"
+    assert "GPUs are numbered in the order of the roles" in said
 
 
 # --- compose -------------------------------------------------------------------------------------------------------------

@@ -404,3 +404,11 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 TestAnyOrder = AnyOrder.TestCase
+
+
+def test_a_batch_has_as_many_items_as_are_allowed_when_it_is_taken() -> None:
+    queue = waiting("a", "b", "c")
+    queue.limit_items(1)
+    assert queue.take(0.0) == [b"a"]
+    queue.limit_items(3)
+    assert queue.take(0.0) == [b"b", b"c"]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.examples import examples
-from triptych.domain.instance import ClosedStage, InstanceLoad, StageLoad
+from triptych.domain.instance import ClosedStage, InstanceLimits, InstanceLoad, LimitsReport, StageLoad
 from triptych.domain.membership import Member, MemberKind, MemberState
 from triptych.domain.pool import (
     Departure,
@@ -28,6 +28,7 @@ from triptych.machine.pool_manager.member_events import (
     EndSession,
     FarewellReceived,
     HeartbeatReceived,
+    MemberLimitsWanted,
     MembersChanged,
     MembersTick,
     MemberSwitchWanted,
@@ -593,3 +594,86 @@ class Watched(RuleBasedStateMachine):
 
 TestWatched = Watched.TestCase
 TestWatched.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
+
+
+FEW, MANY = InstanceLimits(max_batch_items=2), InstanceLimits(max_batch_items=16)
+
+
+def limited(version: int = 0, limits: InstanceLimits = FEW, **changes: Any) -> InstanceLoad:
+    return replace(LOAD, limits=LimitsReport(limits, version, **changes))
+
+
+def wants(limits: InstanceLimits = MANY, *, by_hand: bool = True) -> MemberLimitsWanted:
+    return MemberLimitsWanted("a", limits, by_hand, "a test")
+
+
+def limits_sent(effects: list[Any]) -> list[tuple[InstanceLimits | None, int, bool]]:
+    sent = [effect.order for effect in effects if isinstance(effect, SendOrder)]
+    return [(order.limits, order.version, order.by_hand) for order in sent if order.kind is OrderKind.LIMITS]
+
+
+def beat(session: int, sequence: int, load: InstanceLoad) -> HeartbeatReceived:
+    return HeartbeatReceived(session, Heartbeat(sequence, load))
+
+
+def test_limits_are_ordered_with_a_version_above_all_that_the_member_knows(manager: Manager) -> None:
+    manager.joins(1)
+    assert manager.handle(wants()) == [], "it has reported nothing yet"
+    manager.handle(beat(1, 1, LOAD))
+    assert manager.handle(wants()) == [], "its limits cannot change"
+    manager.handle(beat(1, 2, limited(version=4)))
+    assert limits_sent(manager.handle(wants())) == [(MANY, 5, True)]
+    assert limits_sent(manager.handle(wants(FEW, by_hand=False))) == [(FEW, 6, False)]
+    assert manager.handle(MemberLimitsWanted("b", MANY, by_hand=True, reason="a test")) == []
+
+
+def test_limits_are_ordered_again_on_a_new_stream_until_the_member_has_them(manager: Manager) -> None:
+    manager.joins(1)
+    manager.handle(beat(1, 1, limited()))
+    manager.handle(wants())
+    assert limits_sent(manager.handle(beat(1, 2, limited()))) == [], "it is on its way"
+    manager.handle(SessionEnded(1))
+    manager.joins(2)
+    assert limits_sent(manager.handle(beat(2, 1, limited()))) == [(MANY, 2, True)]
+    assert "has limits: max_batch_items 16" in str(manager.handle(beat(2, 2, limited(2, MANY))))
+    assert manager.handle(beat(2, 3, limited(2, MANY))) == [], "it is said once"
+    manager.handle(SessionEnded(2))
+    manager.joins(3)
+    assert limits_sent(manager.handle(beat(3, 1, limited(2, MANY)))) == []
+
+
+def test_limits_that_a_member_refuses_are_not_ordered_again(manager: Manager) -> None:
+    manager.joins(1)
+    manager.handle(beat(1, 1, limited()))
+    manager.handle(wants())
+    assert "refuses limits (max_batch_items 16): too many" in str(
+        manager.handle(beat(1, 2, limited(1, fault="too many")))
+    )
+    manager.handle(SessionEnded(1))
+    manager.joins(2)
+    assert limits_sent(manager.handle(beat(2, 1, limited(1, fault="too many")))) == []
+
+
+def test_another_process_with_the_id_of_a_member_gets_its_limits_from_the_first_report_on(manager: Manager) -> None:
+    manager.joins(1)
+    manager.handle(beat(1, 1, limited()))
+    manager.handle(wants())
+    manager.joins(2, epoch=2)
+    assert limits_sent(manager.handle(beat(2, 1, limited()))) == [(MANY, 1, True)]
+    manager.passes(11)
+    assert manager.listed == {}
+    manager.joins(3, epoch=3)
+    assert limits_sent(manager.handle(beat(3, 1, limited()))) == [(MANY, 1, True)], "also after silence, if set by hand"
+    manager.handle(FarewellReceived(3, "it ends"))
+    manager.joins(4, epoch=4)
+    assert limits_sent(manager.handle(beat(4, 1, limited()))) == [], "it had ended in order"
+
+
+def test_limits_that_another_manager_has_ordered_since_stay(manager: Manager) -> None:
+    manager.joins(1)
+    manager.handle(beat(1, 1, limited()))
+    manager.handle(wants())
+    manager.handle(beat(1, 2, limited(7, FEW)))
+    manager.handle(SessionEnded(1))
+    manager.joins(2)
+    assert limits_sent(manager.handle(beat(2, 1, limited(7, FEW)))) == []

@@ -1074,3 +1074,28 @@ def test_sequences_are_kv_transferred_in_any_order(
     assert engine.batch.copies is None or not engine.batch.copies.stats.held_bytes
     for name, tokens in engine.answers.items():
         assert tokens == alone.answers[name][: len(tokens)]
+
+
+def test_limits_of_steps_change_between_two_of_them() -> None:
+    engine = new_engine(64, max_sequences=4, token_budget=16)
+    for number in range(6):
+        engine.add(f"r{number}", [1], 8)
+    engine.step()
+    assert engine.batch.running == 4
+    engine.batch.limit(2, 2)
+    assert len(engine.step().parts) == 4, "what runs goes on"
+    engine.batch.limit(6, 16)
+    engine.step()
+    assert engine.batch.running == 6
+    engine.batch.limit(1, 1)
+    engine.run(64)
+    assert all(len(answer) == 8 for answer in engine.answers.values())
+
+
+def test_a_request_that_waits_with_more_choices_than_places_runs_alone() -> None:
+    engine = new_engine(64, max_sequences=4, token_budget=16)
+    engine.add("first", [1], 4)
+    engine.add("choices", [2], 4, choices=4)
+    engine.batch.limit(2, 16)
+    engine.run(64)
+    assert all(len(answer) == 4 for answer in engine.answers.values())

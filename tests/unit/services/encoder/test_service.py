@@ -11,6 +11,7 @@ import pytest
 from tests.unit.services.instances import encode_request, encoder_instance, new_lease, under_virtual_time
 from triptych.domain.embedding import Tensor
 from triptych.domain.encoding import EncodeResult, LeaseRequest
+from triptych.domain.instance import InstanceLimits, LimitsReport
 from triptych.domain.media import MediaInfo, Shard
 from triptych.domain.stage import Role, Stage
 from triptych.errors import (
@@ -539,5 +540,34 @@ def test_an_encoder_describes_itself() -> None:
             assert info.model == instance.engine.model
             assert [offer.backend for offer in info.offers] == ["memory"]
             assert info.encoder_version == "fake-1"
+
+    under_virtual_time(scenario)
+
+
+class Counting(FakeEncoderEngine):
+    def __init__(self) -> None:
+        super().__init__(tokens_of=lambda info: 2 * info.width)
+        self.batches: list[int] = []
+
+    def encode(self, batch: Sequence[FakePrepared]) -> list[tuple[Tensor, ...]]:
+        self.batches.append(len(batch))
+        return super().encode(batch)
+
+
+def test_the_items_of_a_batch_are_limited_while_it_serves() -> None:
+    engine = Counting()
+
+    async def scenario() -> None:
+        async with encoder_instance(engine=engine) as instance:
+            service = instance.service
+            limits = service.load().limits
+            assert limits == LimitsReport(InstanceLimits(max_batch_items=BatchLimits().max_batch_items))
+            service.live_limits.set(InstanceLimits(max_batch_items=1), 1, True, "a test")
+            assert service.load().limits == LimitsReport(InstanceLimits(max_batch_items=1), 1, by_hand=True)
+            results = await asyncio.gather(*(service.encode(encode_request(f"item {number}")) for number in range(6)))
+            await service.release(leases_of(*results))
+            assert engine.batches == [1] * 6
+            with pytest.raises(InvalidRequest, match="max_batch_items is 257, must be from 1 to 256"):
+                service.live_limits.set(InstanceLimits(max_batch_items=257), 2, True, "a test")
 
     under_virtual_time(scenario)

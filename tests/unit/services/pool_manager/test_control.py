@@ -29,6 +29,7 @@ from triptych.domain.pool import ManualSize, Registration
 from triptych.domain.scaling import PoolName, ProcessPhase, ScaledInstance, ScaledPool
 from triptych.domain.stage import Role
 from triptych.domain.store import Entry
+from triptych.domain.tier import Tier
 from triptych.domain.windows import ClassWindow, Judged, NamedClass, WindowReport
 from triptych.errors import (
     Deposed,
@@ -105,6 +106,8 @@ class Member:
 
 E, PD = PoolName("m", Role.E), PoolName("m", Role.PD)
 START_S = 5.0
+PRICES = {"cheap": 1.0, "dear": 4.0}
+"""Of an instance, by tier."""
 HOUR = 100 * HOURS_OF_WEEK
 """When a test begins."""
 
@@ -137,7 +140,8 @@ class ScriptedScaler:
     def _run(self, name: str, pool: PoolName) -> None:
         scope = TaskScope(name)
         address = f"127.0.0.1:{1000 + int(name.lstrip('epd'))}"
-        told = Registration(MemberKind.INSTANCE, name, 1, address, pool.model, role=pool.role)
+        tier = Tier(pool.tier, usd_per_hour=PRICES[pool.tier]) if pool.tier else None
+        told = Registration(MemberKind.INSTANCE, name, 1, address, pool.model, role=pool.role, tier=tier)
         self.running[name] = (pool, Member(self.links, told, scope), scope)
 
     async def scale(self, pool: PoolName, size: int, token: int) -> None:
@@ -1060,3 +1064,41 @@ def test_what_others_wrote_into_the_history_is_skipped() -> None:
         assert site.encoders == 7
 
     play(test, shared=True)
+
+
+def test_pools_of_tiers_are_found_shown_and_scaled_apart() -> None:
+    cheap, dear = PoolName("m", Role.PD, "cheap"), PoolName("m", Role.PD, "dear")
+
+    async def scenario(site: Site) -> None:
+        settings = PoolManagerSettings(
+            scaler="127.0.0.1:1", autoscale=True, control=ControlLimits(pool_sizes=("PD@dear=0-2", "PD@cheap=1-4"))
+        )
+        service = site.boot(settings=settings)
+        site.scaler.sizes = {E: 0, cheap: 0, dear: 0}
+        site.scaler.boot(E, 1)
+        site.scaler.boot(cheap, 2)
+        site.scaler.boot(dear, 1)
+        site.scope.spawn(site.scaler.run(), name="scaler")
+        site.router = Member(site.links, Registration(MemberKind.ROUTER, "r1", 1, "127.0.0.1:99", "m"), site.scope)
+        await asyncio.sleep(20)
+        pools = {pool.name: pool for pool in (await service.status()).pools}
+        assert {name for name in pools if name is not None} == {E, cheap, dear}
+        told = pools[dear].members[0].registration.tier
+        assert told == Tier("dear", usd_per_hour=4.0)
+        scaling = pools[dear].scaling
+        assert scaling is not None
+        assert (scaling.name, scaling.bounds, scaling.ready) == ("m/PD@dear", Bounds(0, 2), 1)
+        await service.set_size(ManualSize("m", Role.PD, 0, 600.0, tier="dear"))
+        await asyncio.sleep(60)
+        assert site.scaler.sizes[dear] == 0
+        assert site.scaler.sizes[cheap] == 2
+        with pytest.raises(NotFound):
+            await service.set_size(ManualSize("m", Role.PD, 1, 60.0))
+        await asyncio.sleep(120)
+        pools = {pool.name: pool for pool in (await service.status()).pools}
+        assert pools[dear].members == (), "an empty tier is not forgotten"
+        await service.set_size(ManualSize("m", Role.PD, 1, 600.0, tier="dear"))
+        await asyncio.sleep(30)
+        assert sum(pool == dear for pool, _, _ in site.scaler.running.values()) == 1
+
+    play(scenario)

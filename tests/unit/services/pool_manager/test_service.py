@@ -10,7 +10,7 @@ import pytest
 
 from tests.loaded import LoadedProcess
 from triptych import ports
-from triptych.domain.instance import InstanceLoad, StageLoad
+from triptych.domain.instance import InstanceLimits, InstanceLoad, LimitsReport, StageLoad
 from triptych.domain.membership import Member, MemberKind, MemberState
 from triptych.domain.pool import Heartbeat, MemberCondition, MemberReport, Order, OrderKind, Registration, Watch
 from triptych.domain.stage import Role, Stage
@@ -45,7 +45,14 @@ class Process(LoadedProcess):
         self.scope = TaskScope(name)
         access = ManagerAccess(managers)
         self.registrar = Registrar(
-            self, self.introduce, self.drain, site.connect, access, self.scope, set_stages=self.set_stages
+            self,
+            self.introduce,
+            self.drain,
+            site.connect,
+            access,
+            self.scope,
+            set_stages=self.set_stages,
+            set_limits=self.set_limits,
         )
         self.registrar.start()
 
@@ -558,3 +565,57 @@ async def test_who_cannot_switch_is_refused_by_name() -> None:
         with pytest.raises(FailedPrecondition, match="b is leaving"):
             await manager.switch_instance("b", Role.D, force=True)
         narrow.drain_ends.set()
+
+
+@virtually
+async def test_limits_by_hand_reach_the_instance_and_come_back_in_the_status() -> None:
+    async with site() as here:
+        manager, fixed, changes = here.connect("m1:1"), here.start("a"), here.start("b")
+        changes.limits = LimitsReport(InstanceLimits(max_sequences=32, token_budget=512))
+        await asyncio.sleep(1)
+        await manager.set_limits("b", InstanceLimits(max_sequences=64))
+        await asyncio.sleep(1)
+        assert changes.limits == LimitsReport(InstanceLimits(None, 64, 512), 1, by_hand=True)
+        (told,) = [
+            member.load.limits
+            for pool in (await manager.status()).pools
+            for member in pool.members
+            if member.registration.instance_id == "b"
+        ]
+        assert told == changes.limits
+        await manager.set_limits("b", InstanceLimits())
+        await asyncio.sleep(1)
+        assert (changes.limits.version, changes.limits.by_hand) == (2, False)
+        assert fixed.limits is None
+
+
+@virtually
+async def test_limits_that_an_instance_does_not_have_are_refused_by_name() -> None:
+    async with site() as here:
+        manager = here.connect("m1:1")
+        here.start("a")
+        here.start("b").limits = LimitsReport(InstanceLimits(max_sequences=32, token_budget=512))
+        await asyncio.sleep(1)
+        with pytest.raises(NotFound):
+            await manager.set_limits("c", InstanceLimits(max_sequences=1))
+        with pytest.raises(InvalidRequest, match="a reports no limits that can change while it runs"):
+            await manager.set_limits("a", InstanceLimits(max_sequences=1))
+        with pytest.raises(InvalidRequest, match="b has no max_batch_items; it has max_sequences, token_budget"):
+            await manager.set_limits("b", InstanceLimits(max_batch_items=1))
+
+
+@virtually
+async def test_limits_by_hand_are_ordered_again_from_a_process_that_takes_the_place_of_another() -> None:
+    async with site() as here:
+        manager, first = here.connect("m1:1"), here.start("a")
+        first.limits = LimitsReport(InstanceLimits(max_batch_items=8))
+        await asyncio.sleep(1)
+        await manager.set_limits("a", InstanceLimits(max_batch_items=3))
+        await asyncio.sleep(1)
+        for lost_s in (0.0, 15.0):
+            await here.processes[-1].kill()
+            await asyncio.sleep(lost_s)
+            again = here.start("a", epoch=len(here.processes) + 1)
+            again.limits = LimitsReport(InstanceLimits(max_batch_items=8))
+            await asyncio.sleep(1)
+            assert again.limits == LimitsReport(InstanceLimits(max_batch_items=3), 1, by_hand=True)

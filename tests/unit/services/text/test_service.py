@@ -26,6 +26,7 @@ from tests.unit.services.instances import (
 from triptych.domain.embedding import DType, TensorSpec, Ticket
 from triptych.domain.engine import EngineOutput, EngineRequest
 from triptych.domain.generation import Finished, FinishReason, KvTransferred, Ready, TextEvent, TextRequest, TokenChunk
+from triptych.domain.instance import InstanceLimits, LimitsReport
 from triptych.domain.queue_position import QueuePosition, RelativeQueuePosition
 from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
 from triptych.domain.stage import Role, Stage
@@ -1118,5 +1119,28 @@ def test_the_load_counts_the_tokens_of_a_request_once_at_every_time() -> None:
             assert seen == sorted(seen, reverse=True)
             assert seen[-1] > 0
             assert pending_tokens() == 0
+
+    under_virtual_time(scenario)
+
+
+def test_limits_of_steps_change_while_it_serves() -> None:
+    async def scenario() -> None:
+        engine = FakeTextEngine(VOCABULARY, step_s=0.1, max_running=4)
+        async with instances(engine=engine) as p, asyncio.TaskGroup() as group:
+            service = p.text.service
+            asked = [question(f"q{number}", []) for number in range(12)]
+            answers = [group.create_task(answer(service, case.request)) for case in asked]
+            await asyncio.sleep(0.15)
+            assert service.load().at(Stage.DECODE).pending == 4
+            service.live_limits.set(InstanceLimits(max_sequences=8, token_budget=64), 1, True, "a test")
+            await asyncio.sleep(0.3)
+            assert service.load().limits == LimitsReport(InstanceLimits(None, 8, 64), 1, by_hand=True)
+            assert service.load().at(Stage.DECODE).pending > 4
+            with pytest.raises(InvalidRequest, match="token_budget is 4, must be from 8, the sequences of a step, to"):
+                service.live_limits.set(InstanceLimits(max_sequences=8, token_budget=4), 2, True, "a test")
+            with pytest.raises(InvalidRequest, match="max_sequences is 0, must be from 1 to"):
+                service.live_limits.set(InstanceLimits(max_sequences=0), 3, True, "a test")
+            got = await asyncio.gather(*answers)
+            assert [answered.token_ids for answered in got] == [case.expected for case in asked]
 
     under_virtual_time(scenario)
