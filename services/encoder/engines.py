@@ -92,7 +92,7 @@ def _load(settings: EncoderSettings, checkpoint: Checkpoint, decoding: Decoding,
         model_id = settings.model_id or served_name(settings.model)
         if settings.delay_profile is not None:
             info = checkpoint.model_info(model_id=model_id, dtype=DTYPES[settings.compute.dtype])
-            costs = delay_costs(settings.delay_profile, ModelPart.ENCODER)
+            costs = delay_costs(settings.delay_profile, ModelPart.ENCODER, settings.tensor_parallel)
             delays = DelayEncoderEngine(info, checkpoint.family, costs)
             return _Engine(delays, checkpoint.family, costs.profile.identity)
         if settings.engine.engine == "vllm":

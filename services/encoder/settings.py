@@ -84,6 +84,8 @@ class EncoderSettings(InstanceSettings):
     @model_validator(mode="after")
     def _each_engine_has_its_own_options(self) -> Self:
         self.check_engine(self.engine.engine, self.engine.vllm_args)
+        if self.tensor_parallel > 1 and self.delay_profile is None:
+            raise ValueError(f"tensor_parallel is {self.tensor_parallel}, but encoders compute on one device")
         return self
 
     @model_validator(mode="after")

@@ -22,7 +22,9 @@ from triptych.policy.pool_facts import (
     EncoderLimits,
     Profiles,
     better_encoder_batch,
+    better_encoder_degree,
     better_text_batch,
+    better_text_degree,
     encoder_facts,
     encoder_sizing,
     hybrid_facts,
@@ -30,7 +32,7 @@ from triptych.policy.pool_facts import (
     text_sizing,
 )
 from triptych.policy.scaling import colocation
-from triptych.policy.sizing import BatchChange
+from triptych.policy.sizing import BatchChange, DegreeChange
 from triptych.runtime.profiles import KnownProfiles
 
 T = TypeVar("T")
@@ -172,6 +174,27 @@ class Capacities:
                 return None
             most = max((row.batch for row in _tables({0: profiles}, ModelPart.DECODER, "decode")), default=1)
             return better_text_batch(profiles, slo, classes, limits=text, most=most, role=name.role)
+        except ValueError:  # a profile without the tables that this mix needs: ``facts`` names it
+            return None
+
+    def better_degree(self, name: PoolName, classes: Mapping[str, ClassWindow]) -> DegreeChange | None:
+        """The tensor-parallel degree that the pool's instances should have; None to leave it. Roles E and PD only."""
+        kind, _ = self._kinds.get(name, (_Kind(), True))
+        encoder = kind.encoder or self._other(name.model, ModelPart.ENCODER)
+        decoder = kind.decoder or self._other(name.model, ModelPart.DECODER)
+        part = encoder if name.role is Role.E else decoder
+        if name.role not in (Role.E, Role.PD) or part is None:
+            return None
+        slo = _parsed(self._objectives.get(name.model, ((), True))[0])
+        degrees = {degree: Profiles(self._costs(encoder, degree), self._costs(decoder, degree)) for degree in _DEGREES}
+        items, text = _limits(kind)
+        now = part.identity.tensor_parallel
+        try:
+            if name.role is Role.E:
+                most = max((row.items for row in _tables(degrees, ModelPart.ENCODER, "encode")), default=1)
+                return better_encoder_degree(degrees, slo, classes, limits=items, now=now, most=most)
+            most = max((row.batch for row in _tables(degrees, ModelPart.DECODER, "decode")), default=1)
+            return better_text_degree(degrees, slo, classes, limits=text, now=now, most=most)
         except ValueError:  # a profile without the tables that this mix needs: ``facts`` names it
             return None
 

@@ -14,20 +14,21 @@ from triptych.domain.decision import (
     SavedPool,
     ScalingStatus,
     TierShare,
+    Why,
 )
 from triptych.domain.pool import ManualSize, MemberCondition, MemberStatus, PoolStatus, Registration
 from triptych.domain.scaling import PoolName
 from triptych.domain.stage import Role
 from triptych.domain.tier import Tier
 from triptych.domain.windows import ClassWindow, WindowReport
-from triptych.errors import InvalidRequest, NotFound
+from triptych.errors import InvalidRequest, NotFound, Unavailable
 from triptych.machine.pool_manager.demand import Facts
 from triptych.machine.pool_manager.pool import PoolLimits, PoolMachine, PoolSettings
 from triptych.machine.pool_manager.pool_events import (
     DrainInstance,
     Frozen,
     InstancesSeen,
-    LimitsDecided,
+    Noted,
     OverrideEnded,
     OverrideSet,
     PoolEvent,
@@ -40,10 +41,12 @@ from triptych.machine.pool_manager.pool_events import (
     StartFailed,
 )
 from triptych.machine.pool_manager.reports import LONG_S, SHORT_S, RouterReports
+from triptych.machine.pool_manager.rolling import RollMachine
 from triptych.machine.pool_manager.stage_views import stage_views, switched
 from triptych.machine.pool_manager.starting import StartingInstances
 from triptych.machine.pool_manager.switching import SwitchMachine
 from triptych.policy.scaling import ScalingLimits
+from triptych.policy.sizing import DegreeChange
 from triptych.policy.switching import SwitchLimits
 from triptych.policy.tiers import TierView, shares
 from triptych.ports import Clock, Scaler, Store
@@ -54,11 +57,14 @@ from .batch_limits import BatchDecisions
 from .leading import Leading
 from .limits import ControlLimits
 from .orders import Orders
+from .rolls import Rolls
 from .scaler_view import ScalerView
 
 logger = logging.getLogger(__name__)
 
 _MAX_POOLS = 256
+_DEGREES_S = 300.0
+"""Between two decisions on the degree of a pool: under the mix of so long."""
 _GONE_S = 60.0
 """A pool without members, of which the scaler knows nothing either, is forgotten after this long."""
 _PHASES = {
@@ -78,6 +84,8 @@ class ControlledPool:
     starting: StartingInstances = field(default_factory=StartingInstances)
     tier: Tier | None = None
     """As its last instances said; None without tiers."""
+    roll: RollMachine | None = None
+    """None unless its instances get another tensor-parallel degree."""
     start_failures: int = 0
 
 
@@ -108,11 +116,13 @@ class Control:
         facts_of: Callable[[PoolName], Facts],
         advice_of: Callable[[PoolName, Mapping[str, ClassWindow]], tuple[str, ...]],
         batches: BatchDecisions,
+        degree_of: Callable[[PoolName, Mapping[str, ClassWindow]], DegreeChange | None] | None,
         hour: Clock,
     ) -> None:
         """``scaler_at`` is where the scaler is, for the log. ``drain`` lets a member drain, for a reason. ``switch`` lets one
         switch to a role, for a reason, as ``switching`` decides (None: never). ``facts_of`` gives what profiles say of a pool,
-        ``advice_of`` what people can improve; ``batches`` decides on the limits of batches. ``hour`` is the time in hours since the beginning of 1970, UTC.
+        ``advice_of`` what people can improve; ``batches`` decides on the limits of batches. ``degree_of``
+        gives a better tensor-parallel degree, to which pools are rolled; None: only by hand. ``hour`` is the time in hours since the beginning of 1970, UTC.
         """
         self._limits = limits
         self._scaling = scaling
@@ -141,6 +151,17 @@ class Control:
         self._switches: dict[str, SwitchMachine] = {}
         """Machines that decide on switches, by each model that has pools."""
         self._full = False
+        self._rolls = Rolls(
+            scaler,
+            fence=lambda: self.leading.fence,
+            feed=self._feed,
+            drain=drain,
+            patience=pool_limits.order_starts,
+            timeout_s=limits.scaler_timeout_s,
+            scope=scope,
+        )
+        self._degree_of = degree_of
+        self._degrees_asked_s: dict[PoolName, float] = {}
 
     def start(self) -> None:
         self.leading.start(self._scope)
@@ -161,6 +182,14 @@ class Control:
             override = Override(event.size, event.for_s) if isinstance(event, OverrideSet) else None
             await keep(str(order.pool), replace(pool.machine.kept(self._clock()), override=override))
             self._feed(pool, event)
+
+    async def roll(self, name: PoolName, degree: int) -> None:
+        """Replace the instances of a pool by such with another tensor-parallel degree, like ``ports.PoolManager.roll``."""
+        if (pool := self.pools.get(name)) is None:
+            raise NotFound("no pool has this model, role and tier", param="role")
+        if self.leading.fence is None:
+            raise Unavailable(f"no pool is rolled here now: {self.leading.why_not()}")
+        await self._rolls.begin(pool, degree, self._limits.bounds(name), "an operator asked for it", self._clock())
 
     def _manual(self, order: ManualSize) -> tuple[ControlledPool, OverrideSet | OverrideEnded]:
         name = order.pool
@@ -200,6 +229,7 @@ class Control:
             self._feed(pool, InstancesSeen(instances, cut_off=lost >= heard))
             self._feed(pool, PoolTick())
             self._decide_batches(pool, members_of.get(name, ()), now_s)
+            self._rolls.tick(pool, instances, members_of.get(name, ()), now_s)
             if (view := pool.machine.view) is not None:
                 self.leading.observe(view)
 
@@ -230,8 +260,25 @@ class Control:
     def _decide_batches(self, pool: ControlledPool, members: Sequence[MemberStatus], now_s: float) -> None:
         reports, may_order = self.reports[pool.name.model], self.leading.fence is not None
         found = self._batches.decide(pool.name, members, lambda: reports.classes(SHORT_S, now_s), may_order=may_order)
+        if self._degree_of is not None and may_order and pool.roll is None and not self.acting.advisory:
+            self._decide_degree(pool, self._degree_of, now_s)
         if found is not None:
-            self._feed(pool, LimitsDecided(found.reason, found.advised))
+            self._feed(pool, Noted(Why.LIMITS, found.reason, found.advised))
+
+    def _decide_degree(
+        self,
+        pool: ControlledPool,
+        degree_of: Callable[[PoolName, Mapping[str, ClassWindow]], DegreeChange | None],
+        now_s: float,
+    ) -> None:
+        if now_s - self._degrees_asked_s.get(pool.name, -_DEGREES_S) < _DEGREES_S:
+            return
+        self._degrees_asked_s[pool.name] = now_s
+        change = degree_of(pool.name, self.reports[pool.name.model].classes(LONG_S, now_s))
+        if change is not None:
+            bounds = self._limits.bounds(pool.name)
+            begin = self._rolls.begin_by_itself(pool, change.best, bounds, str(change), now_s)
+            self._scope.spawn(begin, name=f"roll {pool.name}")
 
     # --- roles -------------------------------------------------------------------------------------------------------
 
@@ -277,6 +324,8 @@ class Control:
             if now_s - pool.seen_s >= (0.0 if self.acting is Acting.NONE else _GONE_S) and name not in members_of:
                 pool.orders.close()
                 self._batches.forget(name)
+                self._degrees_asked_s.pop(name, None)
+                self._rolls.forget(name)
                 del self.pools[name]
         for model in self.reports.keys() - {name.model for name in self.pools}:
             del self.reports[model]
@@ -332,6 +381,8 @@ class Control:
         seen = pool.starting.observe(tuple(map(_instance, members)), scaled, now_s)
         for reason in seen.failures:
             pool.start_failures += 1
+            if pool.roll is not None:
+                pool.roll.failed(reason)
             logger.warning("pool %s: an instance did not start: %s", pool.name, reason)
             self._feed(pool, StartFailed(reason))
         return seen.instances
@@ -402,7 +453,10 @@ class Control:
 
     def sizes(self) -> dict[PoolName, ScalingStatus]:
         """The size of each pool, without advice."""
-        return {name: pool.machine.status(self._clock()) for name, pool in self.pools.items()}
+        return {
+            name: replace(pool.machine.status(self._clock()), rolling="" if pool.roll is None else str(pool.roll))
+            for name, pool in self.pools.items()
+        }
 
     def status(self) -> dict[PoolName, ScalingStatus]:
         """The size of each pool."""

@@ -25,6 +25,7 @@ from triptych.domain.pool import (
     Watch,
 )
 from triptych.domain.pool_sizes import MAX_POOL_SIZE
+from triptych.domain.scaling import PoolName
 from triptych.domain.slo import Slo
 from triptych.domain.stage import Role, Stage
 from triptych.domain.windows import WindowReport
@@ -156,6 +157,7 @@ class PoolManagerService:
                 advises=settings.batch_limits == "advise" or not settings.autoscale,
                 clock=clock,
             ),
+            degree_of=self._capacities.better_degree if settings.roll_degrees else None,
             hour=hour,
         )
         """Control of the pools' sizes."""
@@ -329,6 +331,10 @@ class PoolManagerService:
     async def set_size(self, order: ManualSize) -> None:
         self._refuse_while_draining()
         await self.control.set_size(order)
+
+    async def roll(self, pool: PoolName, degree: int) -> None:
+        self._refuse_while_draining()
+        await self.control.roll(pool, degree)
 
     def _member(self, instance_id: str) -> MemberStatus:
         """Raises NotFound."""

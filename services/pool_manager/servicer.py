@@ -77,6 +77,11 @@ class PoolManagerServicer(pool_manager_pb2_grpc.PoolManagerServicer):
         await self._service.set_size(pool_manager.MANUAL_SIZE.from_wire(request))
         return pool_manager_pb2.SetSizeResponse()
 
+    async def Roll(self, request: pool_manager_pb2.RollRequest, context: Context) -> pool_manager_pb2.RollResponse:  # noqa: N802
+        del context
+        await self._service.roll(*pool_manager.roll_from_wire(request))
+        return pool_manager_pb2.RollResponse()
+
 
 async def _reports(requests: AsyncIterator[pool_manager_pb2.MemberReport]) -> AsyncGenerator[MemberReport]:
     async for message in requests:

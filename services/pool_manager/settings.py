@@ -56,6 +56,9 @@ class PoolManagerSettings(RpcServiceSettings):
     """Carry out decisions on sizes. Without it they are only recorded, and sizes that were set by hand are carried out."""
     batch_limits: BatchLimitsMode = "set"
     """Limits of batches that profiles find better for the present mix: set them on running instances, with autoscale, or only advise."""
+    roll_degrees: bool = False
+    """Replace the instances of a pool, one by one, by such with the tensor-parallel degree that profiles find better, with autoscale. Without
+    it that is only advised."""
     switch_roles: bool = False
     """Let instances switch roles as the load needs it: those that can (``switchable``), and serve one stage."""
     switching: SwitchLimits = SwitchLimits()

@@ -80,7 +80,7 @@ def _load(settings: TextSettings, checkpoint: Checkpoint, *, can_unload: bool) -
     """Runs in the engine's thread. Raises BadModel, BadProfile."""
     model_id = settings.model_id or served_name(settings.model)
     if settings.delay_profile is not None:
-        costs = delay_costs(settings.delay_profile, ModelPart.DECODER)
+        costs = delay_costs(settings.delay_profile, ModelPart.DECODER, settings.tensor_parallel)
         info = checkpoint.model_info(model_id=model_id, dtype=DTYPES[settings.compute.dtype])
         sleeping = DelayTextEngine(info, checkpoint.family, costs, settings.engine_options)
         return _Engine(sleeping, _part(costs.profile.identity, settings))
@@ -113,7 +113,7 @@ def _load_vllm(settings: TextSettings, checkpoint: Checkpoint, model_id: str) ->
 
     engine = VllmTextEngine(
         checkpoint,
-        settings.engine.vllm_args,
+        _vllm_args(settings),
         model_id=model_id,
         max_embedding_bytes=settings.tensor_cache.max_embedding_bytes,
         compute=settings.compute,
@@ -121,6 +121,11 @@ def _load_vllm(settings: TextSettings, checkpoint: Checkpoint, model_id: str) ->
     )
     part = ServedPart(engine.identity, engine.max_sequences, token_budget=engine.token_budget)
     return _Engine(engine, part, engine.metrics, engine.close, engine.when_lost)
+
+
+def _vllm_args(settings: TextSettings) -> str:
+    degree = settings.tensor_parallel
+    return settings.engine.vllm_args if degree == 1 else f"{settings.engine.vllm_args} --tensor-parallel-size {degree}"
 
 
 class EngineThreads(NamedTuple):

@@ -185,6 +185,15 @@ class PoolManager(Protocol):
         """
         ...
 
+    async def roll(self, pool: PoolName, degree: int) -> None:
+        """Replace the instances of a pool, one by one, by such with another tensor-parallel degree. Returns once the scaler has the degree;
+        ``status`` says how far it has come, and why it has ended.
+
+        Raises NotFound for an unknown pool, InvalidRequest for a degree that it has, or that the scaler cannot start, FailedPrecondition
+        if it has no room for one instance more, no instance, or rolls already, and Unavailable if another manager leads.
+        """
+        ...
+
 
 class PoolManagerClient(PoolManager, Protocol):
     """A pool manager as seen by its callers."""
@@ -308,6 +317,13 @@ class Scaler(Protocol):
         """Stop one instance, which has drained. It is replaced if the pool is then smaller than wanted.
 
         Raises NotFound if there is no such instance.
+        """
+        ...
+
+    async def set_degree(self, pool: PoolName, degree: int, token: int) -> None:
+        """Start the instances of a pool with this tensor-parallel degree from now on; those that exist keep theirs.
+
+        Raises NotFound for an unknown pool, InvalidRequest if it cannot start such instances.
         """
         ...
 
@@ -617,7 +633,7 @@ class AdjustableSteps(Protocol):
 
     @property
     def most_sequences(self) -> int:
-        """Largest ``max_sequences`` that it can have: its KV memory has room for so many."""
+        """Largest ``max_sequences`` that it can have: its KV memory has room for so many, and so many were prepared for."""
         ...
 
     @property

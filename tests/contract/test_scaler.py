@@ -99,6 +99,13 @@ async def test_a_size_out_of_bounds_is_refused_and_changes_nothing(kit: Kit) -> 
 # --- what is done about them ---
 
 
+async def test_a_degree_that_instances_cannot_have_is_refused_with_the_reason_and_changes_nothing(kit: Kit) -> None:
+    await kit.scaler.scale(POOL, 1, 7)
+    with pytest.raises(InvalidRequest, match=r"degree|tensor_parallel|devices"):
+        await kit.scaler.set_degree(POOL, 16, 7)
+    assert (await kit.pool()).wanted == 1
+
+
 async def test_a_larger_size_starts_instances(acting: Kit) -> None:
     await acting.scaler.scale(POOL, 3, 1)
     assert (await acting.pool()).count(ProcessPhase.ORDERED, ProcessPhase.STARTING, ProcessPhase.RUNNING) == 3, (

@@ -647,6 +647,8 @@ class SimCluster:
         self.engines = world.engines or _fake_engines(world)
         self.encoder_profile = self.engines.encoder_profile
         self.decoder_profile = self.engines.decoder_profile
+        self.degrees: dict[str, int] = {}
+        """Tensor-parallel degrees of instances that a scaler has started."""
         self.profiles = KnownProfiles(self.profile_of(name, part) for part in ModelPart for name in ("", *world.slower))
         self.scaled = self._make_scaled() if world.scaled else None
         self.managers: dict[str, ManagerNode] = {}
@@ -734,6 +736,8 @@ class SimCluster:
             made = self.decoder_profile
             if slower != 1.0:
                 made = profile_of_decoder(slower * self.world.text_step_s, slower * self.world.text_prefill_token_s)
+        if (degree := self.degrees.get(name, 1)) > 1:
+            return replace(made, identity=replace(made.identity, tensor_parallel=degree))
         return made if slower == 1.0 else replace(made, identity=replace(made.identity, hardware=f"sim-{slower:g}"))
 
     async def boot(self, role: Role, name: str) -> None:
@@ -748,6 +752,9 @@ class SimCluster:
             if role.serves(Stage.ENCODE):
                 self.hybrids.append(node)
         self.processes[name] = node
+        if self.scaled is not None and name not in self.degrees:
+            pool = PoolName(FAKE_MODEL.model_id, role)
+            self.degrees[name] = self.scaled.scaler.degree(str(pool)) or 1
         await node.start()
 
     def _make_scaled(self) -> Scaled:

@@ -21,7 +21,7 @@ from triptych.domain.profile import (
 )
 from triptych.domain.scaling import PoolName, ScaledPool
 from triptych.domain.stage import ModelPart, Role, Stage
-from triptych.errors import TriptychError, Unavailable
+from triptych.errors import InvalidRequest, TriptychError, Unavailable
 from triptych.machine.process_pools import RestartRules
 from triptych.policy.transport import MEMORY
 from triptych.runtime.tasks import TaskScope
@@ -91,6 +91,8 @@ class FaultyProcesses(SimProcesses):
         """Nothing can be started."""
         self.slow = False
         """What starts does not become ready, until this is over."""
+        self.most_devices = 8
+        """Largest tensor-parallel degree."""
 
         async def boot_or_crash(role: Role, process: str, ordered_s: float) -> None:
             del ordered_s
@@ -105,6 +107,10 @@ class FaultyProcesses(SimProcesses):
         if self.refuses:
             raise Unavailable("there is no machine for it")
         await super().start(pool, process)
+
+    def check_degree(self, pool: str, degree: int) -> None:
+        if degree > self.most_devices:
+            raise InvalidRequest(f"{pool}: there are {self.most_devices} devices")
 
     async def _comes_up(self, role: Role, stopped: asyncio.Event) -> None:
         await super()._comes_up(role, stopped)
@@ -203,6 +209,9 @@ class ScalerLink:
 
     async def remove(self, pool: PoolName, instance: str, token: int) -> None:
         await self._call(lambda: self._book.remove(self._scaler, self._name, pool, instance, token))
+
+    async def set_degree(self, pool: PoolName, degree: int, token: int) -> None:
+        await self._call(lambda: self._scaler.set_degree(pool, degree, token))
 
     async def pools(self) -> tuple[ScaledPool, ...]:
         return await self._call(self._scaler.pools)

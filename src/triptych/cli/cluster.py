@@ -17,7 +17,7 @@ import httpx
 from triptych.cli import ports
 from triptych.cli.child import child_command
 from triptych.cli.model import Model
-from triptych.cli.outcome import ClusterError
+from triptych.cli.outcome import CliError, ClusterError
 from triptych.cli.placement import Kind
 from triptych.cli.process_plan import (
     ENGINES,
@@ -30,11 +30,12 @@ from triptych.cli.process_plan import (
     name_pattern,
     with_gpus,
 )
+from triptych.cli.service_options import loaded
 from triptych.cli.tiers import NO_TIERS, Tiers
 from triptych.domain.reasons import shown
 from triptych.domain.scaling import ProcessPhase
 from triptych.domain.stage import Role
-from triptych.errors import Unavailable
+from triptych.errors import InvalidRequest, Unavailable
 from triptych.machine.process_pool_events import ProcessEnded
 from triptych.machine.process_pools import RestartRules
 from triptych.machine.router_attempts import RETURN_S
@@ -403,8 +404,21 @@ class LocalCluster:
             switches=self._plan.switches_roles,
             admin_port=admin_port,
             tier=self._plan.tiers.get(kind),
+            degree=self.scaler.degree(pool),
         )
         return with_gpus([another], self._plan.tiers, self._listed)[0]
+
+    def check_degree(self, pool: str, degree: int) -> None:
+        """Raises InvalidRequest if new instances of a pool cannot have this tensor-parallel degree."""
+        running = next(plan for plan in self._listed if str(plan.pool) == pool)
+        if running.gpus and len(running.gpus.split(",")) != degree:
+            raise InvalidRequest(
+                f"instances of pool {pool} have GPUs {running.gpus} each, not {degree}", param="degree"
+            )
+        try:
+            loaded(running.service, (*running.arguments, *running.options, f"--tensor-parallel={degree}"))
+        except CliError as error:
+            raise InvalidRequest(str(error), param="degree") from None
 
     async def _watch(self, plan: ProcessPlan, process: asyncio.subprocess.Process) -> None:
         code = await process.wait()

@@ -1,4 +1,4 @@
-"""The commands for operators: ``status``, ``scale``, ``limits``, ``drain`` and ``switch``."""
+"""The commands for operators: ``status``, ``scale``, ``limits``, ``roll``, ``drain`` and ``switch``."""
 
 import re
 from typing import TYPE_CHECKING, Annotated, Any
@@ -132,6 +132,29 @@ def limits(
             )
         wait_s = pools.duration_s(wait)
     run(pools.limit(target, wanted, known, plain_console(), wait_s=wait_s))
+
+
+@commands.command(epilog="Examples:\n\n- `triptych roll text 2 --wait 10m`\n\n- `triptych roll PD@h100 4`")
+@of_managers
+def roll(
+    known: "Managers",
+    pool: Annotated[str, typer.Argument(help="A pool, as in `triptych scale`.")],
+    degree: Annotated[int, typer.Argument(min=1, max=1024, help="Devices over which an instance divides the model.")],
+    wait: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Wait for the end, at most *90s*, *10m*, *2h*.", show_default=False),
+    ] = None,
+) -> None:
+    """Replace the instances of a pool, one by one, by such with another tensor-parallel degree. No request fails.
+
+    One instance more runs meanwhile. If one with the new degree does not start, the others stay as they are.
+    """
+    from triptych.cli import pools
+    from triptych.cli.show import plain_console
+
+    with failures():
+        wait_s = 0.0 if wait is None else pools.duration_s(wait)
+    run(pools.roll(pool, degree, known, plain_console(), wait_s=wait_s))
 
 
 @commands.command(

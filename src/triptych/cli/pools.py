@@ -228,6 +228,42 @@ async def scale(pool: str, size: int | None, for_s: float, managers: Managers, c
     console.print(line + note, soft_wrap=True)
 
 
+async def roll(pool: str, degree: int, managers: Managers, console: Console, *, wait_s: float = 0.0) -> None:
+    """Replace the instances of a pool, one by one, by such with another tensor-parallel degree. Wait up to ``wait_s`` for the end. Raises
+    CliError, also if it was aborted.
+    """
+
+    async def order(manager: PoolManagerStub) -> PoolName:
+        known = [pool.name for pool in (await manager.status()).pools if pool.name is not None]
+        name = named(pool, known)
+        try:
+            await manager.roll(name, degree)
+        except (InvalidRequest, NotFound, FailedPrecondition) as error:
+            raise CliError(error.message, caller=True) from None
+        return name
+
+    async def is_over(manager: PoolManagerStub) -> bool:
+        found = next(pool for pool in (await manager.status()).pools if pool.name == name)
+        if found.scaling is None or found.scaling.rolling:
+            return False
+        told = [
+            reason for decision in found.scaling.decisions for reason in decision.reasons if reason.why is Why.DEGREE
+        ]
+        if told and told[-1].text.startswith("aborted"):
+            raise CliError(f"pool {name}: {told[-1].text}", caller=True)
+        return bool(told)
+
+    name = await managers.call(order)
+    console.print(
+        f"pool {name} rolls to tensor-parallel degree {degree}: one instance more starts, then one after the other is replaced",
+        soft_wrap=True,
+    )
+    if not wait_s:
+        return
+    await _until(is_over, managers, wait_s, f"pool {name} still rolls")
+    console.print(f"all instances of pool {name} have degree {degree}", soft_wrap=True)
+
+
 def named(text: str, pools: list[PoolName]) -> PoolName:
     """The pool that is meant: ``MODEL/ROLE``, or the role alone if one pool has it, with ``@TIER`` where there are tiers. Raises CliError."""
     model, _, last = text.rpartition("/")
@@ -315,6 +351,8 @@ def _lines(scaling: ScalingStatus, role: Role | None) -> Iterator[tuple[str, str
         yield f"set by hand to {scaling.override.size} for another {in_words(scaling.override.left_s)}", "yellow"
     if scaling.fault:
         yield scaling.fault, "red"
+    if scaling.rolling:
+        yield scaling.rolling, "yellow"
     for advice in scaling.advice:
         yield advice, "dim"
 
@@ -362,7 +400,7 @@ def _decisions(decisions: tuple[DecisionSummary, ...]) -> Table:
     for decision in decisions:
         changes = decision.target != decision.wanted
         size = f"{decision.wanted} to {decision.target}" if changes else f"stays {decision.wanted}"
-        said = changes or decision.reasons[0].why is Why.LIMITS
+        said = changes or decision.reasons[0].why in (Why.LIMITS, Why.DEGREE)
         outcome = f"{decision.outcome}{f': {decision.detail}' if decision.detail else ''}" if said else ""
         why = [f"{reason.why}: {reason.text}" for reason in decision.reasons]
         if unsaid := [fact for fact in decision.missing if not any(fact in reason for reason in why)]:

@@ -257,8 +257,11 @@ def engine(
     switches: bool,
     admin_port: int = 0,
     tier: TierPlan | None = None,
+    degree: int | None = None,
 ) -> ProcessPlan:
-    """An instance, which registers with the pool manager at the address ``manager``. If it ``switches``, it can serve every stage."""
+    """An instance, which registers with the pool manager at the address ``manager``. If it ``switches``, it can serve every stage.
+    ``degree`` is its tensor-parallel one, None for that of its settings.
+    """
     role = kind.role
     widest, service = Role.EPD if switches else role, service_of(role, switches=switches)
     role_flags: tuple[str, ...] = () if service == "encoder" else ("--role", role.value)
@@ -269,6 +272,7 @@ def engine(
     shared = ("--model", str(model.path), "--model-id", model.model_id, "--torch-threads", str(threads))
     own_flags = ("--instance-id", name, "--pool-manager", manager, *shared, *role_flags)
     given = (*options.get(service, ()), *(() if tier is None else tier.of(service)))
+    given += () if degree is None else (f"--tensor-parallel={degree}",)
     return ProcessPlan(name, service, port, own_flags, given, admin_port, role, model, kind.tier)
 
 

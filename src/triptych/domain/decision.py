@@ -182,6 +182,8 @@ class Why(StrEnum):
     """The size stays; the limits of batches change."""
     TIER = "tier"
     """Another tier of the role grows or shrinks first."""
+    DEGREE = "degree"
+    """The size stays; instances get another tensor-parallel degree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,6 +342,8 @@ class ScalingStatus:
     """Advice to people: the size of batches, the tensor-parallel degree, which instances share a host."""
     attainment_window_s: float = 0.0
     """Over which ``attainment`` is taken."""
+    rolling: str = ""
+    """How far the pool has come that changes its tensor-parallel degree; empty if it does not."""
 
 
 @dataclass(frozen=True, slots=True)

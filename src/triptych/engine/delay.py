@@ -375,9 +375,11 @@ def kv_memory(model: ModelInfo, costs: Costs, options: EngineOptions) -> tuple[i
     return options.kv_cache_bytes // token_nbytes if token_nbytes else _MANY_TOKENS, kind
 
 
-def delay_costs(path: Path, part: ModelPart) -> Costs:
-    """The costs of the only profile of a part at ``path``, a file or a directory. Raises BadProfile."""
-    profile = the_profile(path, part)
+def delay_costs(path: Path, part: ModelPart, degree: int = 1) -> Costs:
+    """The costs of the only profile of a part at ``path``, a file or a directory, or of that with this tensor-parallel degree. Raises
+    BadProfile.
+    """
+    profile = the_profile(path, part, degree)
     logger.warning("the %s computes nothing: it sleeps as a profile predicts, and answers have no meaning", part.value)
     return Costs(profile)
 

@@ -32,6 +32,15 @@ class Remove:
 
 
 @dataclass(frozen=True, slots=True)
+class SetDegree:
+    """The tensor-parallel degree of processes that are new from now on, ordered under a fencing token."""
+
+    pool: str
+    degree: int
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessReady:
     """A started process has become ready."""
 
@@ -58,7 +67,7 @@ class TimePassed:
     """Time has passed: effects may be due (``ProcessPools.due_s``)."""
 
 
-Event = Adopt | SetSize | Remove | ProcessReady | ProcessAnswered | ProcessEnded | TimePassed
+Event = Adopt | SetSize | Remove | SetDegree | ProcessReady | ProcessAnswered | ProcessEnded | TimePassed
 
 # --- effects ---------------------------------------------------------------------------------------------------------
 

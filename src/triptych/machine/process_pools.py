@@ -25,6 +25,7 @@ from triptych.machine.process_pool_events import (
     ProcessEnded,
     ProcessReady,
     Remove,
+    SetDegree,
     SetSize,
     StartProcess,
     StopProcess,
@@ -83,6 +84,8 @@ class _Pool:
     wanted: int | None = None
     crashes: int = 0
     fault: str = ""
+    degree: int | None = None
+    """Tensor-parallel degree of processes that are new; None for that of their settings."""
     numbers: int = 0
     """Processes that the pool has had; names are not reused."""
     processes: dict[str, _Process] = field(default_factory=dict)
@@ -114,6 +117,10 @@ class ProcessPools:
 
     def wanted(self, pool: str) -> int | None:
         return self._pool(pool).wanted
+
+    def degree(self, pool: str) -> int | None:
+        """The tensor-parallel degree of processes that are new; None for that of their settings."""
+        return self._pool(pool).degree
 
     def fault(self, pool: str) -> str:
         """Why the pool does not become what is wanted; empty if nothing is wrong."""
@@ -173,6 +180,10 @@ class ProcessPools:
                 return self._set_size(event, now_s)
             case Remove():
                 return self._remove(event, now_s)
+            case SetDegree(key, degree, token):
+                self._check(token)
+                self._pool(key).degree = degree
+                return []
             case ProcessReady(name):
                 return self._ready(name, now_s)
             case ProcessAnswered(name):

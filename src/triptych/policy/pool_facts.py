@@ -16,7 +16,7 @@ from triptych.domain.windows import ClassWindow
 from triptych.policy.capacity import Capacity, ItemClass, TextLimits, encode_capacity, text_capacity
 from triptych.policy.costs import Costs
 from triptych.policy.scaling import answer_tokens, encode_tokens, item_mix, prompt_tokens, request_mix
-from triptych.policy.sizing import BatchChange, Sizing, better_batch, choose_size
+from triptych.policy.sizing import BatchChange, DegreeChange, Sizing, better_batch, better_degree, choose_size
 
 _NO_ENCODER, _NO_TEXT = "profile of the encoder", "profile of the language model"
 _RARE = 0.01
@@ -143,6 +143,53 @@ def better_text_batch(
     """As ``better_encoder_batch``, for text instances."""
     at = partial(_text, profiles, slo, classes, role=role)
     return _better(lambda batch: at(replace(limits, max_sequences=batch)), limits.max_sequences, most)
+
+
+def better_encoder_degree(
+    by_degree: Mapping[int, Profiles],
+    slo: Slo,
+    classes: Mapping[str, ClassWindow],
+    *,
+    limits: EncoderLimits,
+    now: int,
+    most: int,
+) -> DegreeChange | None:
+    """The tensor-parallel degree of encoders, if another one with a profile is better than that of ``now``."""
+    found = {
+        degree: partial(_limited_encoder, profiles, slo, classes, limits) for degree, profiles in by_degree.items()
+    }
+    return _better_degree(found, now, most)
+
+
+def better_text_degree(
+    by_degree: Mapping[int, Profiles],
+    slo: Slo,
+    classes: Mapping[str, ClassWindow],
+    *,
+    limits: TextLimits,
+    now: int,
+    most: int,
+) -> DegreeChange | None:
+    """As ``better_encoder_degree``, for text instances of role PD."""
+    found = {degree: partial(_limited_text, profiles, slo, classes, limits) for degree, profiles in by_degree.items()}
+    return _better_degree(found, now, most)
+
+
+def _limited_encoder(
+    profiles: Profiles, slo: Slo, classes: Mapping[str, ClassWindow], limits: EncoderLimits, batch: int
+) -> "_Found | str":
+    return _encoder(profiles, slo, classes, replace(limits, max_items=batch))
+
+
+def _limited_text(
+    profiles: Profiles, slo: Slo, classes: Mapping[str, ClassWindow], limits: TextLimits, batch: int
+) -> "_Found | str":
+    return _text(profiles, slo, classes, replace(limits, max_sequences=batch), Role.PD)
+
+
+def _better_degree(found: Mapping[int, Callable[[int], "_Found | str"]], now: int, most: int) -> DegreeChange | None:
+    known = {degree: partial(_capacity, at) for degree, at in found.items() if isinstance(at(1), _Found)}
+    return better_degree(known, now, most=most)
 
 
 def _better(at: Callable[[int], "_Found | str"], now: int, most: int) -> BatchChange | None:

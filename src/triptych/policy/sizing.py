@@ -32,6 +32,33 @@ class BatchChange:
         return f"batches of up to {self.best} instead of {self.now} bear {self.gain:.0%} more within the objectives"
 
 
+@dataclass(frozen=True, slots=True)
+class DegreeChange:
+    """Another tensor-parallel degree that bears more per device."""
+
+    now: int
+    best: int
+    gain: float
+    """Share of load that a device bears more with it."""
+
+    def __str__(self) -> str:
+        return f"degree {self.best} instead of {self.now} bears {self.gain:.0%} more per device within the objectives"
+
+
+def better_degree(capacity_of: Mapping[int, Callable[[int], Capacity]], now: int, *, most: int) -> DegreeChange | None:
+    """The degree that ``choose_size`` prefers, if it bears over 5 % more per device than that of now with its best batch. None where no
+    size meets the objectives, or nothing is known of the degree of now.
+    """
+    if now not in capacity_of:
+        return None
+    chosen = choose_size(capacity_of, most=most)
+    before = _largest_batch(capacity_of[now], most)[1].tokens_per_s / now
+    per_device = chosen.capacity.tokens_per_s / chosen.tensor_parallel
+    if chosen.tensor_parallel == now or not chosen.capacity.per_s or per_device <= (1 + MARGIN) * before:
+        return None
+    return DegreeChange(now, chosen.tensor_parallel, per_device / before - 1 if before else 1.0)
+
+
 def better_batch(capacity_at: Callable[[int], Capacity], now: int, *, most: int) -> BatchChange | None:
     """The largest batch that is worth a change while instances run; None if none, from 1 to ``most``, bears over 5 % more."""
     best, capacity = _largest_batch(capacity_at, most)

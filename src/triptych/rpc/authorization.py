@@ -44,8 +44,10 @@ CALLERS: Mapping[str, frozenset[str]] = MappingProxyType(
         "/triptych.v1.PoolManager/Switch": OPERATORS,
         "/triptych.v1.PoolManager/SetLimits": OPERATORS,
         "/triptych.v1.PoolManager/SetSize": OPERATORS,
+        "/triptych.v1.PoolManager/Roll": OPERATORS,
         "/triptych.v1.Scaler/Scale": frozenset({POOL_MANAGER}),
         "/triptych.v1.Scaler/Remove": frozenset({POOL_MANAGER}),
+        "/triptych.v1.Scaler/SetDegree": frozenset({POOL_MANAGER}),
         "/triptych.v1.Scaler/Pools": frozenset({POOL_MANAGER}),
     }
 )

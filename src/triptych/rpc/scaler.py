@@ -31,6 +31,11 @@ class ScalerServicer(scaler_pb2_grpc.ScalerServicer):
         await self._service.remove(*scaler.remove_from_wire(request))
         return scaler_pb2.RemoveResponse()
 
+    async def SetDegree(self, request: scaler_pb2.SetDegreeRequest, context: Context) -> scaler_pb2.SetDegreeResponse:  # noqa: N802
+        del context
+        await self._service.set_degree(*scaler.degree_from_wire(request))
+        return scaler_pb2.SetDegreeResponse()
+
     async def Pools(self, request: scaler_pb2.PoolsRequest, context: Context) -> scaler_pb2.ScaledPools:  # noqa: N802
         del request, context
         return scaler.pools_to_wire(await self._service.pools())

@@ -96,6 +96,8 @@ class InstanceSettings(MemberSettings):
     takes as long as the profile predicts; answers have no meaning.
     """
 
+    tensor_parallel: int = Field(default=1, ge=1, le=1024)
+    """Devices over which the engine divides the model: of engine vllm, and of engines that sleep as a profile with this degree predicts."""
     tier: str = ""
     """Tier of hardware, as NAME[:device=TEXT,price=USD_PER_HOUR,speed=FACTOR]: pools of one role on several kinds of devices are scaled
     apart, the cheapest first. Empty: none."""
@@ -121,6 +123,8 @@ class InstanceSettings(MemberSettings):
 
     def check_engine(self, engine: str, vllm_args: str) -> None:
         """Raises ValueError for settings that another engine than ``engine`` has."""
+        if self.tensor_parallel > 1 and self.delay_profile is None and engine != "vllm":
+            raise ValueError(f"tensor_parallel is {self.tensor_parallel}, but engine {engine} runs on one device")
         if engine != "vllm":
             if vllm_args:
                 raise ValueError(f"vllm_args is for engine vllm, the engine is {engine}")

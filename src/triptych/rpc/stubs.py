@@ -179,6 +179,10 @@ class PoolManagerStub(Channel):
         call = self._connection.stub.SetSize(pool_manager.MANUAL_SIZE.to_wire(order), timeout=limits.QUERY_TIMEOUT_S)
         await calls.unary(call, lambda _: None)
 
+    async def roll(self, pool: PoolName, degree: int) -> None:
+        message = pool_manager.roll_to_wire(pool, degree)
+        await calls.unary(self._connection.stub.Roll(message, timeout=limits.QUERY_TIMEOUT_S), lambda _: None)
+
 
 async def _reports_to_wire(reports: AsyncGenerator[MemberReport]) -> AsyncGenerator[pool_manager_pb2.MemberReport]:
     async with aclosing(reports):
@@ -204,6 +208,9 @@ class ScalerStub(Channel):
 
     async def remove(self, pool: PoolName, instance: str, token: int) -> None:
         await self._call(self._connection.stub.Remove, scaler.remove_to_wire(pool, instance, token), lambda _: None)
+
+    async def set_degree(self, pool: PoolName, degree: int, token: int) -> None:
+        await self._call(self._connection.stub.SetDegree, scaler.degree_to_wire(pool, degree, token), lambda _: None)
 
     async def pools(self) -> tuple[ScaledPool, ...]:
         return await self._call(self._connection.stub.Pools, scaler_pb2.PoolsRequest(), scaler.pools_from_wire)

@@ -36,14 +36,18 @@ def write_profile(path: Path, profile: Profile) -> None:
         whole.unlink(missing_ok=True)
 
 
-def the_profile(path: Path, part: ModelPart) -> Profile:
-    """The only profile of a part in a directory or file. Raises BadProfile."""
+def the_profile(path: Path, part: ModelPart, degree: int = 1) -> Profile:
+    """The only profile of a part in a directory or file; of several, that with this tensor-parallel degree. Raises BadProfile."""
     profiles, faults = read_profiles(path)
     matching = [profile for profile in profiles if profile.identity.part is part]
     if faults:
         raise BadProfile(faults[0])
-    if len(matching) != 1:
-        raise BadProfile(f"{path.name}: {len(matching)} profiles of a model's {part.value}, not one")
+    if len(matching) > 1 or degree > 1:
+        matching = [profile for profile in matching if profile.identity.tensor_parallel == degree] or matching
+    if len(matching) != 1 or (degree > 1 and matching[0].identity.tensor_parallel != degree):
+        text = f" with tensor-parallel degree {degree}" if degree > 1 else ""
+        found = sum(profile.identity.tensor_parallel == degree for profile in matching) if degree > 1 else len(matching)
+        raise BadProfile(f"{path.name}: {found} profiles of a model's {part.value}{text}, not one")
     return matching[0]
 
 

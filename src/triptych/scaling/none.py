@@ -27,6 +27,12 @@ class NoScaler:
         del pool, instance
         self._check(token)
 
+    async def set_degree(self, pool: PoolName, degree: int, token: int) -> None:
+        """Raises InvalidRequest: nobody would start them."""
+        del degree
+        self._check(token)
+        raise InvalidRequest(f"no scaler is configured: nobody starts instances of pool {pool} with another degree")
+
     async def pools(self) -> tuple[ScaledPool, ...]:
         fault = "no scaler is configured: sizes are recommendations"
         return tuple(ScaledPool(pool, wanted, (), fault) for pool, wanted in self._wanted.items())

@@ -19,6 +19,7 @@ from triptych.machine.process_pool_events import (
     ProcessEnded,
     ProcessReady,
     Remove,
+    SetDegree,
     SetSize,
     StartProcess,
     StopProcess,
@@ -41,6 +42,10 @@ class Processes(Protocol):
 
     async def start(self, pool: str, process: str) -> None:
         """Start a process, again with the same ports if it has run before. Raises Unavailable or OSError."""
+        ...
+
+    def check_degree(self, pool: str, degree: int) -> None:
+        """Raises InvalidRequest if new processes of a pool cannot have this tensor-parallel degree."""
         ...
 
     def terminate(self, process: str) -> None:
@@ -95,6 +100,16 @@ class ProcessScaler:
     async def remove(self, pool: PoolName, instance: str, token: int) -> None:
         self._refuse_before_it_begins()
         self._handle(Remove(self._key(pool), instance, token))
+
+    async def set_degree(self, pool: PoolName, degree: int, token: int) -> None:
+        self._refuse_before_it_begins()
+        key = self._key(pool)
+        self._processes.check_degree(key, degree)
+        self._handle(SetDegree(key, degree, token))
+
+    def degree(self, pool: str) -> int | None:
+        """The tensor-parallel degree that was ordered for new processes of a pool, by its name as a string."""
+        return self._machine.degree(pool)
 
     async def pools(self) -> tuple[ScaledPool, ...]:
         self._refuse_before_it_begins()

@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from triptych.domain.stage import Role
+from triptych.errors import InvalidRequest
 from triptych.runtime.tasks import TaskScope
 
 DRAIN_S = 30.0
@@ -50,6 +51,9 @@ class SimProcesses:
         role = Role(pool.rpartition("/")[2])
         self._starting[process] = asyncio.Event()
         self._scope.spawn(self._start(role, process), name=f"start of {process}")
+
+    def check_degree(self, pool: str, degree: int) -> None:
+        raise InvalidRequest(f"instances of pool {pool} are simulated with one degree, not {degree}", param="degree")
 
     def terminate(self, process: str) -> None:
         if process in self._starting:

@@ -73,6 +73,7 @@ class Why(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WHY_CAUTION: _ClassVar[Why]
     WHY_LIMITS: _ClassVar[Why]
     WHY_TIER: _ClassVar[Why]
+    WHY_DEGREE: _ClassVar[Why]
 
 class Acting(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -135,6 +136,7 @@ WHY_SETTLING: Why
 WHY_CAUTION: Why
 WHY_LIMITS: Why
 WHY_TIER: Why
+WHY_DEGREE: Why
 ACTING_UNSPECIFIED: Acting
 ACTING_NONE: Acting
 ACTING_MANUAL: Acting
@@ -536,7 +538,7 @@ class Decision(_message.Message):
     def __init__(self, number: _Optional[int] = ..., age_s: _Optional[float] = ..., wanted: _Optional[int] = ..., target: _Optional[int] = ..., reasons: _Optional[_Iterable[_Union[Reason, _Mapping]]] = ..., drain: _Optional[str] = ..., sick: _Optional[str] = ..., missing: _Optional[_Iterable[str]] = ..., ready: _Optional[int] = ..., starting: _Optional[int] = ..., draining: _Optional[int] = ..., load: _Optional[_Union[PoolLoad, _Mapping]] = ..., capacity_per_s: _Optional[float] = ..., needed: _Optional[int] = ..., attainment: _Optional[_Union[Judged, _Mapping]] = ..., report_age_s: _Optional[float] = ..., outcome: _Optional[_Union[DecisionOutcome, str]] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class ScalingStatus(_message.Message):
-    __slots__ = ("name", "state", "acting", "wanted", "ready", "starting", "draining", "bounds", "attainment", "override", "fault", "decisions", "advice", "attainment_window_s")
+    __slots__ = ("name", "state", "acting", "wanted", "ready", "starting", "draining", "bounds", "attainment", "override", "fault", "decisions", "advice", "attainment_window_s", "rolling")
     NAME_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     ACTING_FIELD_NUMBER: _ClassVar[int]
@@ -551,6 +553,7 @@ class ScalingStatus(_message.Message):
     DECISIONS_FIELD_NUMBER: _ClassVar[int]
     ADVICE_FIELD_NUMBER: _ClassVar[int]
     ATTAINMENT_WINDOW_S_FIELD_NUMBER: _ClassVar[int]
+    ROLLING_FIELD_NUMBER: _ClassVar[int]
     name: str
     state: PoolState
     acting: Acting
@@ -565,7 +568,8 @@ class ScalingStatus(_message.Message):
     decisions: _containers.RepeatedCompositeFieldContainer[Decision]
     advice: _containers.RepeatedScalarFieldContainer[str]
     attainment_window_s: float
-    def __init__(self, name: _Optional[str] = ..., state: _Optional[_Union[PoolState, str]] = ..., acting: _Optional[_Union[Acting, str]] = ..., wanted: _Optional[int] = ..., ready: _Optional[int] = ..., starting: _Optional[int] = ..., draining: _Optional[int] = ..., bounds: _Optional[_Union[SizeBounds, _Mapping]] = ..., attainment: _Optional[_Union[Judged, _Mapping]] = ..., override: _Optional[_Union[Override, _Mapping]] = ..., fault: _Optional[str] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., advice: _Optional[_Iterable[str]] = ..., attainment_window_s: _Optional[float] = ...) -> None: ...
+    rolling: str
+    def __init__(self, name: _Optional[str] = ..., state: _Optional[_Union[PoolState, str]] = ..., acting: _Optional[_Union[Acting, str]] = ..., wanted: _Optional[int] = ..., ready: _Optional[int] = ..., starting: _Optional[int] = ..., draining: _Optional[int] = ..., bounds: _Optional[_Union[SizeBounds, _Mapping]] = ..., attainment: _Optional[_Union[Judged, _Mapping]] = ..., override: _Optional[_Union[Override, _Mapping]] = ..., fault: _Optional[str] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., advice: _Optional[_Iterable[str]] = ..., attainment_window_s: _Optional[float] = ..., rolling: _Optional[str] = ...) -> None: ...
 
 class ManagerStatus(_message.Message):
     __slots__ = ("incarnation", "version", "up_s", "watchers", "pools", "leads", "leader", "store_fault")
@@ -640,5 +644,21 @@ class SetSizeRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ..., role: _Optional[_Union[_instance_pb2.Role, str]] = ..., size: _Optional[int] = ..., for_s: _Optional[float] = ..., tier: _Optional[str] = ...) -> None: ...
 
 class SetSizeResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RollRequest(_message.Message):
+    __slots__ = ("model", "role", "tier", "degree")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    DEGREE_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    role: _instance_pb2.Role
+    tier: str
+    degree: int
+    def __init__(self, model: _Optional[str] = ..., role: _Optional[_Union[_instance_pb2.Role, str]] = ..., tier: _Optional[str] = ..., degree: _Optional[int] = ...) -> None: ...
+
+class RollResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

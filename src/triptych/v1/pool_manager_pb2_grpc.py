@@ -30,7 +30,7 @@ class PoolManagerStub:
 
     instance, router --Attend--> pool manager   one stream for the life of the process
     router, gateway  --Watch---> pool manager
-    operator         --Status, Drain, Switch, SetLimits, SetSize--> pool manager
+    operator         --Status, Drain, Switch, SetLimits, SetSize, Roll--> pool manager
 
     Durations are in seconds; no message has a time of day.
     """
@@ -76,6 +76,11 @@ class PoolManagerStub:
                 request_serializer=triptych_dot_v1_dot_pool__manager__pb2.SetSizeRequest.SerializeToString,
                 response_deserializer=triptych_dot_v1_dot_pool__manager__pb2.SetSizeResponse.FromString,
                 _registered_method=True)
+        self.Roll = channel.unary_unary(
+                '/triptych.v1.PoolManager/Roll',
+                request_serializer=triptych_dot_v1_dot_pool__manager__pb2.RollRequest.SerializeToString,
+                response_deserializer=triptych_dot_v1_dot_pool__manager__pb2.RollResponse.FromString,
+                _registered_method=True)
 
 
 class PoolManagerServicer:
@@ -83,7 +88,7 @@ class PoolManagerServicer:
 
     instance, router --Attend--> pool manager   one stream for the life of the process
     router, gateway  --Watch---> pool manager
-    operator         --Status, Drain, Switch, SetLimits, SetSize--> pool manager
+    operator         --Status, Drain, Switch, SetLimits, SetSize, Roll--> pool manager
 
     Durations are in seconds; no message has a time of day.
     """
@@ -143,6 +148,14 @@ class PoolManagerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Roll(self, request, context):
+        """Replace the instances of a pool, one by one, by such with another tensor-parallel degree. Returns once the scaler has it.
+        FAILED_PRECONDITION if the pool has no room for one instance more, or rolls already.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PoolManagerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -181,6 +194,11 @@ def add_PoolManagerServicer_to_server(servicer, server):
                     request_deserializer=triptych_dot_v1_dot_pool__manager__pb2.SetSizeRequest.FromString,
                     response_serializer=triptych_dot_v1_dot_pool__manager__pb2.SetSizeResponse.SerializeToString,
             ),
+            'Roll': grpc.unary_unary_rpc_method_handler(
+                    servicer.Roll,
+                    request_deserializer=triptych_dot_v1_dot_pool__manager__pb2.RollRequest.FromString,
+                    response_serializer=triptych_dot_v1_dot_pool__manager__pb2.RollResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'triptych.v1.PoolManager', rpc_method_handlers)
@@ -194,7 +212,7 @@ class PoolManager:
 
     instance, router --Attend--> pool manager   one stream for the life of the process
     router, gateway  --Watch---> pool manager
-    operator         --Status, Drain, Switch, SetLimits, SetSize--> pool manager
+    operator         --Status, Drain, Switch, SetLimits, SetSize, Roll--> pool manager
 
     Durations are in seconds; no message has a time of day.
     """
@@ -378,6 +396,33 @@ class PoolManager:
             '/triptych.v1.PoolManager/SetSize',
             triptych_dot_v1_dot_pool__manager__pb2.SetSizeRequest.SerializeToString,
             triptych_dot_v1_dot_pool__manager__pb2.SetSizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Roll(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/triptych.v1.PoolManager/Roll',
+            triptych_dot_v1_dot_pool__manager__pb2.RollRequest.SerializeToString,
+            triptych_dot_v1_dot_pool__manager__pb2.RollResponse.FromString,
             options,
             channel_credentials,
             insecure,

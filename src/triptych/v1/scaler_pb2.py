@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from triptych.v1 import instance_pb2 as triptych_dot_v1_dot_instance__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18triptych/v1/scaler.proto\x12\x0btriptych.v1\x1a\x1atriptych/v1/instance.proto\"H\n\x08PoolName\x12\r\n\x05model\x18\x01 \x01(\t\x12\x1f\n\x04role\x18\x02 \x01(\x0e\x32\x11.triptych.v1.Role\x12\x0c\n\x04tier\x18\x03 \x01(\t\"P\n\x0cScaleRequest\x12#\n\x04pool\x18\x01 \x01(\x0b\x32\x15.triptych.v1.PoolName\x12\x0c\n\x04size\x18\x02 \x01(\x05\x12\r\n\x05token\x18\x03 \x01(\x04\"\x0f\n\rScaleResponse\"U\n\rRemoveRequest\x12#\n\x04pool\x18\x01 \x01(\x0b\x32\x15.triptych.v1.PoolName\x12\x10\n\x08instance\x18\x02 \x01(\t\x12\r\n\x05token\x18\x03 \x01(\x04\"\x10\n\x0eRemoveResponse\"\x0e\n\x0cPoolsRequest\"Q\n\x0eScaledInstance\x12\x0c\n\x04name\x18\x01 \x01(\t\x12!\n\x05phase\x18\x02 \x01(\x0e\x32\x12.triptych.v1.Phase\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x90\x01\n\nScaledPool\x12#\n\x04name\x18\x01 \x01(\x0b\x32\x15.triptych.v1.PoolName\x12\x13\n\x06wanted\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12.\n\tinstances\x18\x03 \x03(\x0b\x32\x1b.triptych.v1.ScaledInstance\x12\r\n\x05\x66\x61ult\x18\x04 \x01(\tB\t\n\x07_wanted\"5\n\x0bScaledPools\x12&\n\x05pools\x18\x01 \x03(\x0b\x32\x17.triptych.v1.ScaledPool*~\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x11\n\rPHASE_ORDERED\x10\x01\x12\x12\n\x0ePHASE_STARTING\x10\x02\x12\x11\n\rPHASE_RUNNING\x10\x03\x12\x12\n\x0ePHASE_STOPPING\x10\x04\x12\x10\n\x0cPHASE_FAILED\x10\x05\x32\xc9\x01\n\x06Scaler\x12>\n\x05Scale\x12\x19.triptych.v1.ScaleRequest\x1a\x1a.triptych.v1.ScaleResponse\x12\x41\n\x06Remove\x12\x1a.triptych.v1.RemoveRequest\x1a\x1b.triptych.v1.RemoveResponse\x12<\n\x05Pools\x12\x19.triptych.v1.PoolsRequest\x1a\x18.triptych.v1.ScaledPoolsb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18triptych/v1/scaler.proto\x12\x0btriptych.v1\x1a\x1atriptych/v1/instance.proto\"H\n\x08PoolName\x12\r\n\x05model\x18\x01 \x01(\t\x12\x1f\n\x04role\x18\x02 \x01(\x0e\x32\x11.triptych.v1.Role\x12\x0c\n\x04tier\x18\x03 \x01(\t\"P\n\x0cScaleRequest\x12#\n\x04pool\x18\x01 \x01(\x0b\x32\x15.triptych.v1.PoolName\x12\x0c\n\x04size\x18\x02 \x01(\x05\x12\r\n\x05token\x18\x03 \x01(\x04\"\x0f\n\rScaleResponse\"U\n\rRemoveRequest\x12#\n\x04pool\x18\x01 \x01(\x0b\x32\x15.triptych.v1.PoolName\x12\x10\n\x08instance\x18\x02 \x01(\t\x12\r\n\x05token\x18\x03 \x01(\x04\"\x10\n\x0eRemoveResponse\"V\n\x10SetDegreeRequest\x12#\n\x04pool\x18\x01 \x01(\x0b\x32\x15.triptych.v1.PoolName\x12\x0e\n\x06\x64\x65gree\x18\x02 \x01(\x05\x12\r\n\x05token\x18\x03 \x01(\x04\"\x13\n\x11SetDegreeResponse\"\x0e\n\x0cPoolsRequest\"Q\n\x0eScaledInstance\x12\x0c\n\x04name\x18\x01 \x01(\t\x12!\n\x05phase\x18\x02 \x01(\x0e\x32\x12.triptych.v1.Phase\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x90\x01\n\nScaledPool\x12#\n\x04name\x18\x01 \x01(\x0b\x32\x15.triptych.v1.PoolName\x12\x13\n\x06wanted\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12.\n\tinstances\x18\x03 \x03(\x0b\x32\x1b.triptych.v1.ScaledInstance\x12\r\n\x05\x66\x61ult\x18\x04 \x01(\tB\t\n\x07_wanted\"5\n\x0bScaledPools\x12&\n\x05pools\x18\x01 \x03(\x0b\x32\x17.triptych.v1.ScaledPool*~\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x11\n\rPHASE_ORDERED\x10\x01\x12\x12\n\x0ePHASE_STARTING\x10\x02\x12\x11\n\rPHASE_RUNNING\x10\x03\x12\x12\n\x0ePHASE_STOPPING\x10\x04\x12\x10\n\x0cPHASE_FAILED\x10\x05\x32\x95\x02\n\x06Scaler\x12>\n\x05Scale\x12\x19.triptych.v1.ScaleRequest\x1a\x1a.triptych.v1.ScaleResponse\x12\x41\n\x06Remove\x12\x1a.triptych.v1.RemoveRequest\x1a\x1b.triptych.v1.RemoveResponse\x12J\n\tSetDegree\x12\x1d.triptych.v1.SetDegreeRequest\x1a\x1e.triptych.v1.SetDegreeResponse\x12<\n\x05Pools\x12\x19.triptych.v1.PoolsRequest\x1a\x18.triptych.v1.ScaledPoolsb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'triptych.v1.scaler_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PHASE']._serialized_start=648
-  _globals['_PHASE']._serialized_end=774
+  _globals['_PHASE']._serialized_start=757
+  _globals['_PHASE']._serialized_end=883
   _globals['_POOLNAME']._serialized_start=69
   _globals['_POOLNAME']._serialized_end=141
   _globals['_SCALEREQUEST']._serialized_start=143
@@ -44,14 +44,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REMOVEREQUEST']._serialized_end=327
   _globals['_REMOVERESPONSE']._serialized_start=329
   _globals['_REMOVERESPONSE']._serialized_end=345
-  _globals['_POOLSREQUEST']._serialized_start=347
-  _globals['_POOLSREQUEST']._serialized_end=361
-  _globals['_SCALEDINSTANCE']._serialized_start=363
-  _globals['_SCALEDINSTANCE']._serialized_end=444
-  _globals['_SCALEDPOOL']._serialized_start=447
-  _globals['_SCALEDPOOL']._serialized_end=591
-  _globals['_SCALEDPOOLS']._serialized_start=593
-  _globals['_SCALEDPOOLS']._serialized_end=646
-  _globals['_SCALER']._serialized_start=777
-  _globals['_SCALER']._serialized_end=978
+  _globals['_SETDEGREEREQUEST']._serialized_start=347
+  _globals['_SETDEGREEREQUEST']._serialized_end=433
+  _globals['_SETDEGREERESPONSE']._serialized_start=435
+  _globals['_SETDEGREERESPONSE']._serialized_end=454
+  _globals['_POOLSREQUEST']._serialized_start=456
+  _globals['_POOLSREQUEST']._serialized_end=470
+  _globals['_SCALEDINSTANCE']._serialized_start=472
+  _globals['_SCALEDINSTANCE']._serialized_end=553
+  _globals['_SCALEDPOOL']._serialized_start=556
+  _globals['_SCALEDPOOL']._serialized_end=700
+  _globals['_SCALEDPOOLS']._serialized_start=702
+  _globals['_SCALEDPOOLS']._serialized_end=755
+  _globals['_SCALER']._serialized_start=886
+  _globals['_SCALER']._serialized_end=1163
 # @@protoc_insertion_point(module_scope)

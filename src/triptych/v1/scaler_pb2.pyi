@@ -61,6 +61,20 @@ class RemoveResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class SetDegreeRequest(_message.Message):
+    __slots__ = ("pool", "degree", "token")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    DEGREE_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    pool: PoolName
+    degree: int
+    token: int
+    def __init__(self, pool: _Optional[_Union[PoolName, _Mapping]] = ..., degree: _Optional[int] = ..., token: _Optional[int] = ...) -> None: ...
+
+class SetDegreeResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class PoolsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -28,7 +28,7 @@ if _version_not_supported:
 class ScalerStub:
     """Starts and stops the instances of pools, as pool managers order. Who can start instances on some platform implements it.
 
-    pool manager --Scale, Remove, Pools--> scaler
+    pool manager --Scale, Remove, SetDegree, Pools--> scaler
 
     An order has the fencing token of the leader that gives it. An order with a token below the highest one seen is refused
     with ABORTED and the trailing metadata triptych-code: deposed, and nothing is done. An accepted order is carried out
@@ -51,6 +51,11 @@ class ScalerStub:
                 request_serializer=triptych_dot_v1_dot_scaler__pb2.RemoveRequest.SerializeToString,
                 response_deserializer=triptych_dot_v1_dot_scaler__pb2.RemoveResponse.FromString,
                 _registered_method=True)
+        self.SetDegree = channel.unary_unary(
+                '/triptych.v1.Scaler/SetDegree',
+                request_serializer=triptych_dot_v1_dot_scaler__pb2.SetDegreeRequest.SerializeToString,
+                response_deserializer=triptych_dot_v1_dot_scaler__pb2.SetDegreeResponse.FromString,
+                _registered_method=True)
         self.Pools = channel.unary_unary(
                 '/triptych.v1.Scaler/Pools',
                 request_serializer=triptych_dot_v1_dot_scaler__pb2.PoolsRequest.SerializeToString,
@@ -61,7 +66,7 @@ class ScalerStub:
 class ScalerServicer:
     """Starts and stops the instances of pools, as pool managers order. Who can start instances on some platform implements it.
 
-    pool manager --Scale, Remove, Pools--> scaler
+    pool manager --Scale, Remove, SetDegree, Pools--> scaler
 
     An order has the fencing token of the leader that gives it. An order with a token below the highest one seen is refused
     with ABORTED and the trailing metadata triptych-code: deposed, and nothing is done. An accepted order is carried out
@@ -79,6 +84,14 @@ class ScalerServicer:
     def Remove(self, request, context):
         """Stop one instance, which has drained. It is replaced if the pool is then smaller than wanted. NOT_FOUND if there is no
         such instance.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetDegree(self, request, context):
+        """Start the instances of a pool with this tensor-parallel degree from now on. Those that exist keep theirs. INVALID_ARGUMENT if it
+        cannot start such instances.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -104,6 +117,11 @@ def add_ScalerServicer_to_server(servicer, server):
                     request_deserializer=triptych_dot_v1_dot_scaler__pb2.RemoveRequest.FromString,
                     response_serializer=triptych_dot_v1_dot_scaler__pb2.RemoveResponse.SerializeToString,
             ),
+            'SetDegree': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetDegree,
+                    request_deserializer=triptych_dot_v1_dot_scaler__pb2.SetDegreeRequest.FromString,
+                    response_serializer=triptych_dot_v1_dot_scaler__pb2.SetDegreeResponse.SerializeToString,
+            ),
             'Pools': grpc.unary_unary_rpc_method_handler(
                     servicer.Pools,
                     request_deserializer=triptych_dot_v1_dot_scaler__pb2.PoolsRequest.FromString,
@@ -120,7 +138,7 @@ def add_ScalerServicer_to_server(servicer, server):
 class Scaler:
     """Starts and stops the instances of pools, as pool managers order. Who can start instances on some platform implements it.
 
-    pool manager --Scale, Remove, Pools--> scaler
+    pool manager --Scale, Remove, SetDegree, Pools--> scaler
 
     An order has the fencing token of the leader that gives it. An order with a token below the highest one seen is refused
     with ABORTED and the trailing metadata triptych-code: deposed, and nothing is done. An accepted order is carried out
@@ -171,6 +189,33 @@ class Scaler:
             '/triptych.v1.Scaler/Remove',
             triptych_dot_v1_dot_scaler__pb2.RemoveRequest.SerializeToString,
             triptych_dot_v1_dot_scaler__pb2.RemoveResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetDegree(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/triptych.v1.Scaler/SetDegree',
+            triptych_dot_v1_dot_scaler__pb2.SetDegreeRequest.SerializeToString,
+            triptych_dot_v1_dot_scaler__pb2.SetDegreeResponse.FromString,
             options,
             channel_credentials,
             insecure,

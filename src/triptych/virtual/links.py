@@ -17,6 +17,7 @@ from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
 from triptych.domain.generation import TextEvent, TextRequest
 from triptych.domain.instance import InstanceInfo, InstanceLimits, InstanceLoad
 from triptych.domain.pool import ManagerStatus, ManualSize, MemberReport, MembershipDelta, Order, Watch
+from triptych.domain.scaling import PoolName
 from triptych.domain.stage import Role
 from triptych.errors import DeadlineExceeded, InstanceLost, TriptychError, Unavailable
 
@@ -262,6 +263,9 @@ class LinkedPoolManager:
 
     async def set_size(self, order: ManualSize) -> None:
         await self._link.call("set_size", lambda manager: manager.set_size(order))
+
+    async def roll(self, pool: PoolName, degree: int) -> None:
+        await self._link.call("roll", lambda manager: manager.roll(pool, degree))
 
     async def close(self) -> None:
         """Does nothing: the link stays for the next connection."""

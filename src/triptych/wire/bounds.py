@@ -228,6 +228,8 @@ TABLE: Mapping[str, Rows] = {
     "DrainRequest": {"instance_id": Size(128, low=1), "force": Anything()},
     "PoolName": {"model": Size(512, low=1), "tier": Size(MAX_TIER)},
     "ScaleRequest": {"size": Anything(), "token": Anything()},  # each scaler has its own largest size
+    "SetDegreeRequest": {"degree": Between(1, 1024), "token": Anything()},
+    "RollRequest": {"model": Size(512, low=1), "tier": Size(MAX_TIER), "degree": Between(1, 1024)},
     "RemoveRequest": {"instance": Size(128, low=1), "token": Anything()},
     "SetSizeRequest": {
         "model": Size(512, low=1),

@@ -17,6 +17,7 @@ from triptych.domain.pool import (
     Removal,
     Watch,
 )
+from triptych.domain.scaling import PoolName
 from triptych.domain.stage import Role
 from triptych.domain.tier import Tier
 from triptych.domain.windows import ClassWindow, Judged, NamedClass, NamedInstance, Refusals, Sketch, WindowReport
@@ -88,6 +89,15 @@ def switch_to_wire(instance_id: str, role: Role, *, force: bool) -> pool_manager
 def switch_from_wire(message: pool_manager_pb2.SwitchRequest) -> tuple[str, Role, bool]:
     """Raises InvalidRequest for an unknown role."""
     return message.instance_id, _ROLE.from_wire[message.role], message.force
+
+
+def roll_to_wire(pool: PoolName, degree: int) -> pool_manager_pb2.RollRequest:
+    return pool_manager_pb2.RollRequest(model=pool.model, role=_ROLE.to_wire[pool.role], tier=pool.tier, degree=degree)
+
+
+def roll_from_wire(message: pool_manager_pb2.RollRequest) -> tuple[PoolName, int]:
+    """Raises InvalidRequest for an unknown role."""
+    return PoolName(message.model, _ROLE.from_wire[message.role], message.tier), message.degree
 
 
 def limits_to_wire(instance_id: str, limits: InstanceLimits) -> pool_manager_pb2.SetLimitsRequest:

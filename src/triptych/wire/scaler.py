@@ -33,6 +33,15 @@ def remove_from_wire(message: scaler_pb2.RemoveRequest) -> tuple[PoolName, str, 
     return _NAME.from_wire(message.pool), message.instance, message.token
 
 
+def degree_to_wire(pool: PoolName, degree: int, token: int) -> scaler_pb2.SetDegreeRequest:
+    return scaler_pb2.SetDegreeRequest(pool=_NAME.to_wire(pool), degree=degree, token=token)
+
+
+def degree_from_wire(message: scaler_pb2.SetDegreeRequest) -> tuple[PoolName, int, int]:
+    """Pool, degree and fencing token. Raises InvalidRequest for an unknown role."""
+    return _NAME.from_wire(message.pool), message.degree, message.token
+
+
 def pools_to_wire(pools: tuple[ScaledPool, ...]) -> scaler_pb2.ScaledPools:
     return scaler_pb2.ScaledPools(pools=map(_POOL.to_wire, pools))
 
@@ -45,7 +54,7 @@ def pools_from_wire(message: scaler_pb2.ScaledPools) -> tuple[ScaledPool, ...]:
         if len(pool.instances) > MAX_INSTANCES:
             fault = f"a pool has {len(pool.instances)} instances, the limit is {MAX_INSTANCES}"
             raise InvalidRequest(fault, param="pools")
-        names = (pool.name.model, *(instance.name for instance in pool.instances))
+        names = (pool.name.model, pool.name.tier, *(instance.name for instance in pool.instances))
         reasons = (pool.fault, *(instance.reason for instance in pool.instances))
         if max(map(len, names)) > _MAX_NAME or max(map(len, reasons)) > _MAX_REASON:
             raise InvalidRequest("a name or reason is too long", param="pools")

@@ -75,6 +75,9 @@ class RecordingScaler:
         await self.running.pop(instance).scope.close()
         self.grow()
 
+    async def set_degree(self, pool: PoolName, degree: int, token: int) -> None:
+        raise AssertionError((pool, degree, token))
+
     def _take(self, token: int, what: str) -> None:
         if token < self.token:
             self.refused.append(token)

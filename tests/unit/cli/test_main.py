@@ -103,7 +103,19 @@ def test_the_version_is_the_packages() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [(), ("up",), ("chat",), ("status",), ("scale",), ("drain",), ("switch",), ("limits",), ("bench",), ("profile",)],
+    [
+        (),
+        ("up",),
+        ("chat",),
+        ("status",),
+        ("scale",),
+        ("drain",),
+        ("switch",),
+        ("limits",),
+        ("roll",),
+        ("bench",),
+        ("profile",),
+    ],
 )
 def test_help_has_examples(command: tuple[str, ...]) -> None:
     code, out, _ = triptych(*command, "--help")

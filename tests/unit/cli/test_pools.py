@@ -151,6 +151,11 @@ class Scripted:
         pools_now = tuple(replace(pool, members=tuple(map(answered, pool.members))) for pool in self.told.pools)
         self.told = replace(self.told, pools=pools_now)
 
+    async def roll(self, pool: PoolName, degree: int) -> None:
+        if degree == 1:
+            raise InvalidRequest("all have degree 1")
+        self.orders.append(f"{pool} {degree}")
+
     async def set_size(self, order: ManualSize) -> None:
         if not self.told.leads:
             raise Unavailable("another manager leads")
@@ -536,3 +541,16 @@ def test_the_device_the_price_and_the_speed_of_a_tier_are_shown() -> None:
     pool = PoolStatus("m", Role.PD, (told,), None, "l4")
     pools.print_manager("a:1", replace(STATUS, pools=(pool,)), shown)
     assert "pool m/PD@l4  (NVIDIA L4, 0.8 USD per hour each, speed 0.5)" in out.getvalue()
+
+
+async def test_a_pool_is_rolled_by_its_name_and_refusals_are_shown() -> None:
+    async with serving(STATUS) as (manager, address):
+        managers = Managers(GATEWAY, address)
+        shown, out = console(200)
+        await pools.roll("encoder", 2, managers, shown)
+        with pytest.raises(CliError, match="all have degree 1"):
+            await pools.roll("m/PD", 1, managers, shown)
+    assert manager.orders == ["m/E 2"]
+    assert out.getvalue().splitlines() == [
+        "pool m/E rolls to tensor-parallel degree 2: one instance more starts, then one after the other is replaced"
+    ]

@@ -258,3 +258,13 @@ def test_requests_wait_for_kv_memory_in_their_order() -> None:
     assert started == [["first"], ["first"], ["first"], ["large", "small"], ["large", "small"], ["large", "small"], []]
     assert engine.kv_free_tokens == 41
     assert not engine.can_step
+
+
+def test_a_profile_of_the_degree_is_taken_where_there_are_several(tmp_path: Path) -> None:
+    _, decoder = synthetic_profiles(MODEL_DIR)
+    for degree in (1, 2):
+        profile = replace(decoder, identity=replace(decoder.identity, tensor_parallel=degree))
+        write_profile(tmp_path / f"{degree}.json", profile)
+        assert delay_costs(tmp_path, ModelPart.DECODER, degree).profile.identity.tensor_parallel == degree
+    with pytest.raises(BadProfile, match="0 profiles of a model's decoder with tensor-parallel degree 4, not one"):
+        delay_costs(tmp_path, ModelPart.DECODER, 4)

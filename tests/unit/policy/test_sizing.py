@@ -7,7 +7,7 @@ import pytest
 from tests.unit.policy.profiles import ENCODER
 from triptych.policy.capacity import Capacity, ItemClass, encode_capacity
 from triptych.policy.costs import Costs
-from triptych.policy.sizing import BatchChange, better_batch, choose_size
+from triptych.policy.sizing import BatchChange, DegreeChange, better_batch, better_degree, choose_size
 
 
 def replica(*tokens_per_s: float) -> Callable[[int], Capacity]:
@@ -80,3 +80,13 @@ def test_a_batch_changes_while_instances_run_only_for_over_5_percent_more() -> N
 def test_a_batch_that_misses_the_objectives_is_lowered() -> None:
     change = better_batch(lambda batch: replica(100 if batch < 8 else 0)(batch), 32, most=64)
     assert change == BatchChange(now=32, best=1, gain=1.0)
+
+
+def test_a_degree_is_better_for_over_5_percent_more_per_device() -> None:
+    change = better_degree({1: replica(100), 2: replica(250)}, 1, most=8)
+    assert change == DegreeChange(now=1, best=2, gain=0.25)
+    assert str(change) == "degree 2 instead of 1 bears 25% more per device within the objectives"
+    assert better_degree({1: replica(100), 2: replica(204)}, 1, most=8) is None
+    assert better_degree({1: replica(100), 2: replica(250)}, 2, most=8) is None
+    assert better_degree({2: replica(250)}, 1, most=8) is None, "nothing is known of the degree of now"
+    assert better_degree({1: lambda _: Capacity(0, 0, 1, 0.5), 2: replica(10)}, 1, most=8) == DegreeChange(1, 2, 1.0)

@@ -13,6 +13,7 @@ from tests.unit.rpc.test_multiplex import Script, request
 from triptych.cli.authority import Authority
 from triptych.domain.instance import InstanceLimits
 from triptych.domain.pool import MemberReport, Watch
+from triptych.domain.scaling import PoolName
 from triptych.domain.stage import Role
 from triptych.errors import PermissionDenied, TriptychError, Unavailable
 from triptych.rpc.authorization import CALLERS
@@ -63,6 +64,8 @@ CALLS: dict[str, tuple[type[Any], Callable[[Any], Awaitable[Any]]]] = {
     "Watch": (PoolManagerStub, lambda stub: first(stub.watch(Watch()))),
     "Status": (PoolManagerStub, lambda stub: stub.status()),
     "Drain": (PoolManagerStub, lambda stub: stub.drain_instance("encoder-1", force=False)),
+    "Roll": (PoolManagerStub, lambda stub: stub.roll(PoolName("m", Role.E), 2)),
+    "SetDegree": (ScalerStub, lambda stub: stub.set_degree(PoolName("m", Role.E), 2, 1)),
     "SetLimits": (PoolManagerStub, lambda stub: stub.set_limits("text-1", InstanceLimits(max_sequences=1))),
     "Switch": (PoolManagerStub, lambda stub: stub.switch_instance("text-1", Role.D, force=False)),
     "Pools": (ScalerStub, lambda stub: stub.pools()),
@@ -76,6 +79,8 @@ MAY = {
     "Watch": {"router", "gateway"},
     "Status": set(FOLDERS),
     "Drain": {"router", "encoder", "text", "pool-manager", "operator"},
+    "Roll": {"pool-manager", "operator"},
+    "SetDegree": {"pool-manager"},
     "SetLimits": {"pool-manager", "operator"},
     "Switch": {"pool-manager", "operator"},
     "Pools": {"pool-manager"},

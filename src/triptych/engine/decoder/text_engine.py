@@ -25,6 +25,7 @@ from triptych.engine.decoder.kv_access import BlockKvAccess
 from triptych.engine.decoder.kv_mover import KvMover
 from triptych.engine.decoder.model_runner import ForwardInput, ForwardOutput, ModelRunner
 from triptych.engine.decoder.options import EngineOptions
+from triptych.engine.decoder.packed_runner import PackedModelRunner
 from triptych.engine.decoder.sampling import Sampled, sample
 from triptych.engine.decoder.sequence import EngineSequence, Limits, accept
 from triptych.engine.decoder.setup import DecoderSetup, KvOptions, build_runner
@@ -118,7 +119,8 @@ class TransformersTextEngine:
         self.finds_prefixes = self._batch.shares_prefixes and not self._adapter.looks_ahead
         self._embedding_nbytes: dict[str, int] = {}
         self.most_tokens = options.most_step_tokens
-        self.most_sequences = min(self.most_tokens, setup.blocks)
+        captured = isinstance(setup.runner, PackedModelRunner) and setup.runner.graphs is not None
+        self.most_sequences = max_sequences if captured else max(max_sequences, min(self.most_tokens, setup.blocks))
         budget = self._chosen_budget(options)
         copies = self._host_copies(options)
         self._batch = self._new_batch(budget, max_sequences, copies)  # with an empty prefix cache

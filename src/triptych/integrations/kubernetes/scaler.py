@@ -79,6 +79,15 @@ class KubernetesScaler:
         target.removals.add(instance)
         self._news.set()
 
+    async def set_degree(self, pool: PoolName, degree: int, token: int) -> None:
+        """Raises InvalidRequest: devices and settings of pods are in their Deployment, which it only scales."""
+        target = self._target(pool)
+        self._refuse_below(token, self._token)
+        raise InvalidRequest(
+            f"the degree of pool {pool} is in its Deployment: set GPUs and arguments for degree {degree} in {target.deployment} and apply"
+            " it, then Kubernetes replaces the pods one by one, and each drains before it ends"
+        )
+
     async def pools(self) -> tuple[ScaledPool, ...]:
         return tuple([await self._state(pool, target) for pool, target in self._targets.items()])
 

@@ -33,7 +33,7 @@ from triptych.machine.pool_manager.pool_events import (
     DrainInstance,
     Frozen,
     InstancesSeen,
-    LimitsDecided,
+    Noted,
     OrderFailed,
     OrderTaken,
     OverrideEnded,
@@ -167,8 +167,8 @@ class PoolMachine:
                 return self._seen(instances, now_s)
             case RolesSeen():
                 self._roles = event
-            case LimitsDecided(reason, advised):
-                return self._limits_decided(reason, now_s, advised=advised)
+            case Noted():
+                return self._noted(event, now_s)
             case StartFailed(reason):
                 return self._start_failed(reason, now_s)
             case Frozen(reason):
@@ -363,12 +363,12 @@ class PoolMachine:
         change = self._change(view, decision, number, now_s) if changed and not advised else []
         return [RecordDecision(record), *change]
 
-    def _limits_decided(self, reason: str, now_s: float, *, advised: bool) -> list[PoolEffect]:
+    def _noted(self, noted: Noted, now_s: float) -> list[PoolEffect]:
         """Record a decision that leaves the size as it is."""
         if self._view is None:
             return []
-        outcome = DecisionOutcome.ADVISED if advised else DecisionOutcome.DONE
-        decision = Decision(self._wanted, (Reason(Why.LIMITS, reason),))
+        outcome = DecisionOutcome.ADVISED if noted.advised else DecisionOutcome.DONE
+        decision = Decision(self._wanted, (Reason(noted.why, noted.reason),))
         record = DecisionRecord(self._log.next_number(), replace(self._view, wanted=self._wanted), decision, outcome)
         self._log.add(record, now_s)
         return [RecordDecision(record)]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from triptych.domain.decision import NO_OTHER_TIERS, DecisionRecord, PoolInstance, SavedPool, TierShare
+from triptych.domain.decision import NO_OTHER_TIERS, DecisionRecord, PoolInstance, SavedPool, TierShare, Why
 
 # --- events ----------------------------------------------------------------------------------------------------------
 
@@ -30,11 +30,12 @@ class RolesSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class LimitsDecided:
-    """Other limits of batches are better. ``advised``: nobody orders them."""
+class Noted:
+    """Something was decided that leaves the size as it is. ``advised``: nobody orders it."""
 
+    why: Why
     reason: str
-    advised: bool
+    advised: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ class PoolTick:
 PoolEvent = (
     InstancesSeen
     | RolesSeen
-    | LimitsDecided
+    | Noted
     | StartFailed
     | OverrideSet
     | OverrideEnded

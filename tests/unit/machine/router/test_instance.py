@@ -6,9 +6,18 @@ from typing import Any
 import pytest
 
 from triptych.domain.embedding import DType
-from triptych.domain.instance import InstanceInfo, InstanceLoad, ModelInfo, StageLoad
+from triptych.domain.instance import (
+    InstanceInfo,
+    InstanceLimits,
+    InstanceLoad,
+    LimitsReport,
+    ModelInfo,
+    ServedPart,
+    StageLoad,
+)
 from triptych.domain.membership import Member
-from triptych.domain.stage import Role, Stage
+from triptych.domain.profile import ProfileIdentity
+from triptych.domain.stage import ModelPart, Role, Stage
 from triptych.machine.router.health import BackoffReason
 from triptych.machine.router.instance import Instance, InstanceState, Stages
 from triptych.policy.placement.pool import Candidate, Pool
@@ -255,3 +264,16 @@ def test_its_pools_learn_of_every_change(change: Callable[[Instance], object]) -
     made.changed_in = (changed,)
     change(made)
     assert changed == {"a"}
+
+
+def test_limits_of_batches_are_those_of_the_last_report_until_the_process_restarts() -> None:
+    part = ServedPart(ProfileIdentity(ModelPart.ENCODER, "ab", frozenset({Stage.ENCODE}), "cpu", DType.F32), 8)
+    made = instance(replace(INFO, parts=(part,)))
+    assert made.limited_info == made.info
+    load = InstanceLoad({Stage.ENCODE: StageLoad(0, 0)}, limits=LimitsReport(InstanceLimits(max_batch_items=2), 1))
+    assert made.reported(load), "what is predicted of it changes"
+    assert not made.reported(load)
+    assert made.limited_info is not None
+    assert made.limited_info.parts == (replace(part, max_batch=2),)
+    assert made.seen(replace(INFO, epoch=2, parts=(part,)))
+    assert made.limited_info == made.info

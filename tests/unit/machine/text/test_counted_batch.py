@@ -118,3 +118,19 @@ def test_keys_and_values_that_arrive_are_not_computed() -> None:
     computed = running.begin()
     assert computed.prompts == ((1, 20),)
     assert [known.request_id for known in running.end(computed)] == ["arrives"]
+
+
+def test_limits_of_steps_change_between_two_of_them_and_what_runs_goes_on() -> None:
+    running = batch(max_sequences=4)
+    for number in range(6):
+        running.add(sequence(f"r{number}", prompt=1, tokens=6))
+    step(running)
+    assert len(running.running) == 4
+    running.limit(1, 8)
+    assert len(step(running)) == 4
+    running.limit(6, 48)
+    step(running)
+    assert len(running.running) == 6
+    running.limit(1, 1)
+    while running.has_work:
+        assert step(running), "no sequence makes progress"

@@ -18,7 +18,7 @@ from triptych.domain.decision import (
     PoolView,
     Why,
 )
-from triptych.domain.instance import InstanceLoad, ServedPart
+from triptych.domain.instance import InstanceLimits, InstanceLoad, LimitsReport, ServedPart
 from triptych.domain.membership import MemberKind
 from triptych.domain.pool import MemberCondition, MemberStatus, PoolStatus, Registration
 from triptych.domain.scaling import PoolName
@@ -305,3 +305,48 @@ def calls_of(function: Callable[[], object]) -> int:
     finally:
         sys.setprofile(before)
     return calls
+
+
+def limited(status: MemberStatus, limits: InstanceLimits) -> MemberStatus:
+    return replace(status, load=replace(status.load, limits=LimitsReport(limits, 1)))
+
+
+LONG = {"text": ClassWindow(arrivals=50, prompt_tokens=5_000, output_tokens=20_000, done=50)}
+"""Answers that are decoded in batches."""
+LOOSE = pool(member("r", None, slo=("ttft=100x", "tbt=20x")))
+
+
+def texts(sequences: int) -> PoolStatus:
+    """Instances that were started with another limit than they have now."""
+    return pool(limited(member("t", Role.PD, DECODER_PART), InstanceLimits(max_sequences=sequences, token_budget=512)))
+
+
+def test_a_pool_bears_what_it_does_with_the_limits_that_its_instances_have_now() -> None:
+    found = [
+        capacities(ENCODERS, pools, LOOSE).facts(PD)(LONG).capacity_per_s for pools in (TEXTS, texts(16), texts(1))
+    ]
+    before, same, now = found
+    assert before == same
+    assert now is not None
+    assert before is not None
+    assert now < before
+
+
+def test_a_better_batch_is_found_for_the_limits_of_now() -> None:
+    change = capacities(ENCODERS, texts(1), LOOSE).better_batch(PD, LONG)
+    assert change is not None
+    assert change.now == 1
+    assert change.best > 1
+    assert capacities(ENCODERS, texts(change.best), LOOSE).better_batch(PD, LONG) is None
+    assert capacities(HYBRIDS, ROUTERS).better_batch(EPD, MIX) is None, "its batches share a device"
+    assert capacities(ENCODERS, texts(1), LOOSE, profiles=()).better_batch(PD, LONG) is None
+
+
+def test_a_better_degree_needs_a_profile_of_it() -> None:
+    assert capacities(ENCODERS, TEXTS, ROUTERS).better_degree(PD, MIX) is None
+    fast = DECODER.faster(4.0, hardware=DECODER_IDENTITY.hardware)
+    divided = replace(fast, identity=replace(fast.identity, tensor_parallel=2))
+    change = capacities(ENCODERS, TEXTS, ROUTERS, profiles=(ENCODER, DECODER, divided)).better_degree(PD, MIX)
+    assert change is not None
+    assert (change.now, change.best) == (1, 2)
+    assert capacities(HYBRIDS, ROUTERS, profiles=(ENCODER, DECODER, divided)).better_degree(EPD, MIX) is None

@@ -126,6 +126,9 @@ class ScriptedScaler:
         self.hangs: set[PoolName] = set()
         self.error: TriptychError | None = None
         self.broken = False
+        self.degrees: dict[PoolName, int] = {}
+        self.undivided: set[PoolName] = set()
+        """Pools whose engine runs on one device."""
         self.away: TriptychError | None = None
         self.started = 0
         self.asked = 0
@@ -166,6 +169,12 @@ class ScriptedScaler:
             raise NotFound("no such instance")
         assert self.running[instance][1].drained, "it still works"
         await self.end(instance)
+
+    async def set_degree(self, pool: PoolName, degree: int, token: int) -> None:
+        if pool in self.undivided:
+            raise InvalidRequest("engine triptych runs on one device")
+        self.orders.append((now_s(), "degree", pool, degree, token))
+        self.degrees[pool] = degree
 
     async def end(self, name: str, *, farewell: bool = True) -> None:
         _, member, scope = self.running.pop(name)

@@ -32,6 +32,9 @@ class Scaler:
         assert pool == POOL
         await self._answer("remove", instance, token)
 
+    async def set_degree(self, pool: PoolName, degree: int, token: int) -> None:
+        raise AssertionError((pool, degree, token))
+
     async def _answer(self, kind: str, what: int | str, token: int) -> None:
         self.calls.append((kind, what, token))
         await asyncio.sleep(self.takes_s)
