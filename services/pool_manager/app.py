@@ -18,6 +18,7 @@ from triptych.wire.documents import manager_document
 
 from .build import build
 from .gauges import watch
+from .plan import BadPlan
 from .record import ManagerRecord
 from .service import PoolManagerService
 from .servicer import SERVICE_NAME, PoolManagerServicer
@@ -45,15 +46,18 @@ async def app(
         world = await stack.enter_async_context(real_world("pool_manager", name, epoch))
         if run is not None:
             world.scope.spawn(run, name="scaler's own work", vital=True)
-        service = build(
-            settings,
-            world,
-            hour=hours,
-            store=store,
-            scaler=scaler,
-            profiles=known_profiles(settings.profiles),
-            record=ManagerRecord(telemetry.metrics),
-        )
+        try:
+            service = build(
+                settings,
+                world,
+                hour=hours,
+                store=store,
+                scaler=scaler,
+                profiles=known_profiles(settings.profiles),
+                record=ManagerRecord(telemetry.metrics),
+            )
+        except BadPlan as error:
+            raise CannotStart(f"plan {settings.plan}: {error}") from None
         watch(telemetry.metrics, service)
 
         async def pools(_: Query) -> object:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from triptych.domain.decision import (
     Acting,
+    Bounds,
     DecisionRecord,
     InstancePhase,
     Override,
@@ -38,6 +39,7 @@ from triptych.machine.pool_manager.pool_events import (
     RemoveInstance,
     RolesSeen,
     ScaleTo,
+    SizePlanned,
     StartFailed,
 )
 from triptych.machine.pool_manager.reports import LONG_S, SHORT_S, RouterReports
@@ -45,6 +47,7 @@ from triptych.machine.pool_manager.rolling import RollMachine
 from triptych.machine.pool_manager.stage_views import stage_views, switched
 from triptych.machine.pool_manager.starting import StartingInstances
 from triptych.machine.pool_manager.switching import SwitchMachine
+from triptych.policy.moving import PoolSize
 from triptych.policy.scaling import ScalingLimits
 from triptych.policy.sizing import DegreeChange
 from triptych.policy.switching import SwitchLimits
@@ -57,6 +60,7 @@ from .batch_limits import BatchDecisions
 from .leading import Leading
 from .limits import ControlLimits
 from .orders import Orders
+from .replanning import Replanning
 from .rolls import Rolls
 from .scaler_view import ScalerView
 
@@ -118,11 +122,13 @@ class Control:
         batches: BatchDecisions,
         degree_of: Callable[[PoolName, Mapping[str, ClassWindow]], DegreeChange | None] | None,
         hour: Clock,
+        replanning: Replanning | None = None,
     ) -> None:
         """``scaler_at`` is where the scaler is, for the log. ``drain`` lets a member drain, for a reason. ``switch`` lets one
         switch to a role, for a reason, as ``switching`` decides (None: never). ``facts_of`` gives what profiles say of a pool,
         ``advice_of`` what people can improve; ``batches`` decides on the limits of batches. ``degree_of``
-        gives a better tensor-parallel degree, to which pools are rolled; None: only by hand. ``hour`` is the time in hours since the beginning of 1970, UTC.
+        gives a better tensor-parallel degree, to which pools are rolled; None: only by hand. ``hour`` is the time in hours since the
+        beginning of 1970, UTC. ``replanning`` follows a plan, if there is one.
         """
         self._limits = limits
         self._scaling = scaling
@@ -162,6 +168,7 @@ class Control:
         )
         self._degree_of = degree_of
         self._degrees_asked_s: dict[PoolName, float] = {}
+        self.replanning = replanning
 
     def start(self) -> None:
         self.leading.start(self._scope)
@@ -189,7 +196,7 @@ class Control:
             raise NotFound("no pool has this model, role and tier", param="role")
         if self.leading.fence is None:
             raise Unavailable(f"no pool is rolled here now: {self.leading.why_not()}")
-        await self._rolls.begin(pool, degree, self._limits.bounds(name), "an operator asked for it", self._clock())
+        await self._rolls.begin(pool, degree, self._bounds(name), "an operator asked for it", self._clock())
 
     def _manual(self, order: ManualSize) -> tuple[ControlledPool, OverrideSet | OverrideEnded]:
         name = order.pool
@@ -199,7 +206,7 @@ class Control:
             raise NotFound("no pool has this model and role", param="role")
         if order.size is None:
             return pool, OverrideEnded()
-        bounds = self._limits.bounds(name)
+        bounds = self._bounds(name)
         if not bounds.least <= order.size <= bounds.most:
             text = f"size is {order.size}, must be from {bounds.least} to {bounds.most}"
             raise InvalidRequest(text, param="size")
@@ -217,6 +224,8 @@ class Control:
             reports.retain({member.registration.instance_id for members in routers for member in members})
         instances_of = {name: self._look(pool, members_of.get(name, ()), now_s) for name, pool in self.pools.items()}
         tiers = self._compare_tiers(members_of)
+        if self.replanning is not None:
+            self._follow_plan(self.replanning, members_of)
         for model in self.reports:
             self._switch_roles(model, members_of, tiers, now_s)
         heard = sum(len(pool.members) for pool in pools)
@@ -227,6 +236,8 @@ class Control:
             pool = self.pools[name]
             self._feed(pool, Frozen(self.leading.why_not() or self._why_not(pool)))
             self._feed(pool, InstancesSeen(instances, cut_off=lost >= heard))
+            if self.replanning is not None:
+                self._feed(pool, SizePlanned(self.replanning.size(name)))
             self._feed(pool, PoolTick())
             self._decide_batches(pool, members_of.get(name, ()), now_s)
             self._rolls.tick(pool, instances, members_of.get(name, ()), now_s)
@@ -251,7 +262,7 @@ class Control:
             str(pool.name),
             pool.machine.wanted,
             0 if view is None else view.serving,
-            self._limits.bounds(pool.name),
+            self._bounds(pool.name),
             None if view is None else view.facts.capacity_per_s,
             None if pool.tier is None else pool.tier.usd_per_hour,
             given_up=pool.machine.is_given_up,
@@ -276,9 +287,34 @@ class Control:
         self._degrees_asked_s[pool.name] = now_s
         change = degree_of(pool.name, self.reports[pool.name.model].classes(LONG_S, now_s))
         if change is not None:
-            bounds = self._limits.bounds(pool.name)
+            bounds = self._bounds(pool.name)
             begin = self._rolls.begin_by_itself(pool, change.best, bounds, str(change), now_s)
             self._scope.spawn(begin, name=f"roll {pool.name}")
+
+    def _follow_plan(self, replanning: Replanning, members_of: Mapping[PoolName, Sequence[MemberStatus]]) -> None:
+        """Before roles and sizes are decided on, which follow it."""
+        if self.leading.fence is None:
+            replanning.pause(self.leading.why_not())
+            return
+        model = replanning.plan.model
+        members = [member for name, pool in members_of.items() if name.model == model for member in pool]
+        pools: dict[Role, PoolSize] = {}
+        if self.acting is Acting.ALL:
+            for name, pool in self.pools.items():
+                if name.model == model:
+                    if name.role in pools:
+                        replanning.pause(f"{name.role} has several tiers, of which a plan does not know")
+                        return
+                    bounds = self._bounds(name)
+                    pools[name.role] = PoolSize(pool.machine.wanted, bounds.least, bounds.most)
+        replanning.tick(members, pools, self.reports.get(model))
+
+    def _bounds(self, name: PoolName) -> Bounds:
+        """Sizes that a pool may have: its own bounds, else those of the plan, else those of all pools."""
+        if (own := self._limits.own_bounds(name)) is not None:
+            return own
+        planned = None if self.replanning is None else self.replanning.bounds_of(name)
+        return planned or self._limits.bounds(name)
 
     # --- roles -------------------------------------------------------------------------------------------------------
 
@@ -300,7 +336,8 @@ class Control:
         machine = None
         if self._switching is not None:
             machine = self._switches.setdefault(model, SwitchMachine(self._switching))
-            if self.leading.fence is None:
+            moving = self.replanning is not None and self.replanning.is_moving and self.replanning.plan.model == model
+            if self.leading.fence is None or moving:
                 machine.forget()
             else:
                 views = {role: pool.machine.view for role, pool in pools.items() if pool.machine.view is not None}
@@ -340,7 +377,7 @@ class Control:
             self._full = True
             return
         now_s = self._clock()
-        bounds = self._limits.bounds(name)
+        bounds = self._bounds(name)
         wanted = self.scaled.wanted(name)
         size = len(members) if wanted is None else wanted
         settings = PoolSettings(
@@ -425,7 +462,7 @@ class Control:
     def first(self, name: PoolName) -> SavedPool | None:
         if self.acting.advisory or not self._limits.initial_from_history:
             return None
-        return SavedPool(self.leading.initial_size(name, self._limits.bounds(name)))
+        return SavedPool(self.leading.initial_size(name, self._bounds(name)))
 
     # --- readers -----------------------------------------------------------------------------------------------------
 
@@ -435,6 +472,8 @@ class Control:
             pool.machine.validate()
         for reports in self.reports.values():
             reports.validate()
+        if self.replanning is not None:
+            self.replanning.validate()
 
     def records(self, model: str, role: Role) -> tuple[DecisionRecord, ...]:
         """The last decisions on a pool, oldest first; empty for an unknown one."""

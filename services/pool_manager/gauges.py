@@ -9,6 +9,7 @@ from triptych.domain.decision import PoolState
 from triptych.runtime.metrics import Metrics, gauge, total
 
 from .control import Control
+from .replanning import Replanning
 
 _POOL = ("model_name", "role")
 
@@ -58,6 +59,8 @@ def watch(metrics: Metrics, state: State) -> None:
         yield from _stages(state)
         yield from _sizes(control)
         yield from _counts(control)
+        if control.replanning is not None:
+            yield from _plan(control.replanning)
 
     metrics.watch(read)
 
@@ -134,4 +137,26 @@ def _counts(control: Control) -> Iterable[Metric]:
             for cause, number in reports.dropped.items()
         },
         ("model_name", "cause"),
+    )
+
+
+def _plan(replanning: Replanning) -> Iterable[Metric]:
+    model = replanning.plan.model
+    yield gauge(
+        "triptych_pool_plan_drift",
+        "Population stability index between the mix that the placement is for and the present one, by figure",
+        {(model, drift.figure): drift.index for drift in replanning.drifts},
+        ("model_name", "figure"),
+    )
+    yield gauge(
+        "triptych_pool_plan_gain",
+        "By how much the placement that was found last is better than the present one, as a share; 0 if none is by enough",
+        {(model,): replanning.gain},
+        ("model_name",),
+    )
+    yield total(
+        "triptych_pool_plan_decisions",
+        "Searches for a better placement, and moves, by what came of them",
+        {(model, outcome.value): float(number) for outcome, number in replanning.outcomes.items()},
+        ("model_name", "outcome"),
     )

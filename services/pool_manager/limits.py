@@ -40,5 +40,9 @@ class ControlLimits:
         except ValueError as error:
             raise ValueError(f"pool_sizes: {error}") from None
 
+    def own_bounds(self, pool: PoolName) -> Bounds | None:
+        """The bounds of this pool alone; None if there are none."""
+        return bounds_of(pool, self.pool_sizes)
+
     def bounds(self, pool: PoolName) -> Bounds:
-        return bounds_of(pool, self.pool_sizes) or Bounds(self.min_instances, self.max_instances)
+        return self.own_bounds(pool) or Bounds(self.min_instances, self.max_instances)

@@ -50,7 +50,7 @@ from triptych.machine.pool_manager.member_events import (
 from triptych.machine.pool_manager.members import MembersMachine
 from triptych.policy.addresses import why_not_called
 from triptych.policy.consequences import loss
-from triptych.ports import Clock, Scaler, Store
+from triptych.ports import Clock, Replanner, Scaler, Store
 from triptych.runtime.profiles import KnownProfiles
 from triptych.runtime.watched_value import ReportIntervals, WatchedValue
 from triptych.runtime.world import World
@@ -59,7 +59,9 @@ from triptych.scaling.none import NoScaler
 from .batch_limits import BatchDecisions
 from .capacity import Capacities
 from .control import Control
+from .plan import FollowedPlan
 from .record import Record
+from .replanning import Replanning
 from .settings import PoolManagerSettings
 from .sharing import SharedProfiles
 
@@ -123,8 +125,12 @@ class PoolManagerService:
         profiles: KnownProfiles,
         hour: Clock,
         record: Record,
+        plan: FollowedPlan | None = None,
+        replanner: Replanner | None = None,
     ) -> None:
-        """Without a scaler it only advises. ``profiles``: of the models' parts. ``hour``: the time in hours since the beginning of 1970."""
+        """Without a scaler it only advises. ``profiles``: of the models' parts. ``hour``: the time in hours since the beginning of 1970.
+        ``plan`` is followed, with searches by ``replanner``.
+        """
         self._settings = settings
         self._record = record
         self._clock = clock = world.clock
@@ -134,6 +140,17 @@ class PoolManagerService:
         self._changes = WatchedValue(lambda: self._machine.version, _INTERVALS, most_per_s=_MOST_DELTAS_PER_S)
         self._shared_profiles = SharedProfiles(profiles, store)
         self._capacities = Capacities(profiles, host_devices=settings.host_devices)
+        replanning = None
+        if plan is not None and replanner is not None:
+            replanning = Replanning(
+                plan,
+                settings.replanning,
+                replans=settings.replan,
+                replanner=replanner,
+                switch=self._switch,
+                clock=clock,
+                scope=scope,
+            )
         self.control = Control(
             settings.control,
             scaling=settings.scaling,
@@ -146,7 +163,7 @@ class PoolManagerService:
             acting=Acting.NONE if scaler is None else Acting.ALL if settings.autoscale else Acting.MANUAL,
             drain=lambda name, reason: self._feed(DrainWanted(name, reason)),
             switching=settings.switching if settings.switch_roles else None,
-            switch=lambda name, role, reason: self._feed(MemberSwitchWanted(name, role, reason)),
+            switch=self._switch,
             clock=clock,
             scope=scope,
             facts_of=self._capacities.facts,
@@ -159,6 +176,7 @@ class PoolManagerService:
             ),
             degree_of=self._capacities.better_degree if settings.roll_degrees else None,
             hour=hour,
+            replanning=replanning,
         )
         """Control of the pools' sizes."""
         self._sessions: dict[int, _Session] = {}
@@ -290,6 +308,7 @@ class PoolManagerService:
             leads=self.control.leading.leads,
             leader=self.control.leading.leader,
             store_fault=self.control.leading.store_fault,
+            plan=None if self.control.replanning is None else self.control.replanning.status(),
         )
 
     async def drain_instance(self, instance_id: str, *, force: bool) -> None:
@@ -422,6 +441,9 @@ class PoolManagerService:
                 pools = self._machine.pools(decided_s)
                 self._capacities.observe(pools)
                 self.control.tick(pools)
+
+    def _switch(self, instance_id: str, role: Role, reason: str) -> None:
+        self._feed(MemberSwitchWanted(instance_id, role, reason))
 
     def _feed(self, event: MemberEvent) -> None:
         for effect in self._machine.handle(event, self._clock()):

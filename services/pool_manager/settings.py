@@ -9,6 +9,7 @@ from triptych.domain.limits import MAX_MESSAGE_NBYTES
 from triptych.domain.scaling import PoolName, parse_kind
 from triptych.integrations.kubernetes.settings import KubernetesSettings
 from triptych.machine.pool_manager.members import MemberLimits
+from triptych.machine.pool_manager.plan import ReplanLimits
 from triptych.machine.pool_manager.pool import PoolLimits
 from triptych.policy.addresses import why_not_called
 from triptych.policy.scaling import ScalingLimits
@@ -67,6 +68,13 @@ class PoolManagerSettings(RpcServiceSettings):
     """Sizes that pools may have, and patience with the scaler."""
     scaling: ScalingLimits = ScalingLimits()
     """Speed and caution of autoscaling."""
+    plan: Path | None = None
+    """Plan to follow, a file of ``triptych plan --json``: pools stay within its devices, and it is said when another placement would be
+    better for the mix of requests."""
+    replan: bool = False
+    """Move to such a placement: by switching roles, and with autoscale by starting and stopping instances. Plans then decide on sizes."""
+    replanning: ReplanLimits = ReplanLimits()
+    """Caution of that."""
     pools: PoolLimits = PoolLimits()
     """Patience with instances."""
     store: RedisSettings = RedisSettings()
@@ -90,6 +98,8 @@ class PoolManagerSettings(RpcServiceSettings):
             raise ValueError("redis_tls needs tls_cert, tls_key and tls_ca")
         if self.autoscale and self.scaler == "none":
             raise ValueError("autoscale needs a scaler: set scaler")
+        if self.replan and self.plan is None:
+            raise ValueError("replan needs a plan to follow: set plan")
         if self.scaler == "kubernetes" and not deployments:
             raise ValueError("the scaler kubernetes needs deployments")
         if self.scaler != "kubernetes" and deployments:

@@ -6,6 +6,7 @@ from prometheus_client.core import Metric as Family
 
 from triptych.domain.chat import ChatRequest
 from triptych.domain.item_plan import ItemPlan
+from triptych.domain.mix import Form
 from triptych.domain.record import record
 from triptych.domain.slo import ChargedStage, Expected, Isolated, Metric, Slo, modality_of
 from triptych.domain.stage import Stage
@@ -17,7 +18,7 @@ from triptych.machine.router.attainment import AttainmentRecorder, Gaps, WindowL
 from triptych.machine.router.request_events import AttemptKind, Generate
 from triptych.machine.router.shared_events import FirstToken
 from triptych.machine.router.wait_predictor import ANSWER_WEIGHT, WaitPredictor
-from triptych.policy.attainment import arrival
+from triptych.policy.attainment import arrival, form_of
 from triptych.policy.fairness import Fairness, Share, by_weight
 from triptych.ports import Clock
 from triptych.runtime.metrics import gauge, total
@@ -35,6 +36,7 @@ class Arrival:
     class_name: str
     counts: ClassWindow
     """A window with nothing but it."""
+    form: Form
     profiled: Isolated | None
     """Latencies with the system to itself; None where no profile has them."""
 
@@ -80,7 +82,8 @@ class Attainment:
     def arrival(self, items: Sequence[ItemPlan], prompt_tokens: int) -> Arrival:
         """Traits of a prepared request."""
         class_name, counts = arrival(items, prompt_tokens)
-        return Arrival(class_name, counts, None if self._isolated is None else self._isolated(counts))
+        form = form_of([item.info for item in items], prompt_tokens)
+        return Arrival(class_name, counts, form, None if self._isolated is None else self._isolated(counts))
 
     def predicted_s(self, arrived: Arrival, priority: int, tenant: Tenant = NOBODY) -> tuple[float, float]:
         """How long a prepared request would wait, and then take to its last token; both 0 if it would not wait."""
@@ -124,7 +127,14 @@ class Attainment:
             now_s=now_s,
         )
         gaps = self._recorder.prepared(
-            number, class_name, counts, arrived.profiled, waited_s=waited_s, now_s=now_s, begun=begun
+            number,
+            class_name,
+            counts,
+            arrived.profiled,
+            waited_s=waited_s,
+            now_s=now_s,
+            begun=begun,
+            form=arrived.form,
         )
         return gaps, self._recorder.expected(number)
 
@@ -158,12 +168,13 @@ class Attainment:
         if self._keeps_windows and (beginning := task.machine.beginning()) is not None:
             self._recorder.answering(task.number, beginning, now_s)
 
-    def ended(self, number: int, timeline: Timeline) -> None:
+    def ended(self, number: int, timeline: Timeline, form: Form | None = None) -> None:
+        """``form``: of its answer, for the mix; None if it has none."""
         now_s, is_done = self._clock(), timeline.outcome is Outcome.DONE
         answer_s = timeline.total_s - timeline.ttft_s if is_done and not timeline.continued_tokens else None
         self._waits.ended(number, answer_s, now_s, served=self._served(timeline) if is_done else None)
         if self._keeps_windows:
-            self._recorder.ended(number, timeline, now_s)
+            self._recorder.ended(number, timeline, now_s, form)
         else:
             self._recorder.forget(number)
 

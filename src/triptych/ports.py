@@ -28,6 +28,7 @@ from triptych.domain.membership import MembershipSnapshot
 from triptych.domain.pool import ManagerStatus, ManualSize, MemberReport, MembershipDelta, Order, Watch
 from triptych.domain.queue_position import QueuePosition
 from triptych.domain.region import Region
+from triptych.domain.replanning import PlanQuestion, Proposal
 from triptych.domain.resolving import ResolvedItem, ResolveRequest
 from triptych.domain.rng import Rng as Rng  # noqa: PLC0414 - this page has every seam
 from triptych.domain.scaling import PoolName, ScaledPool
@@ -333,6 +334,14 @@ class Scaler(Protocol):
 
     async def close(self) -> None:
         """Stop carrying out orders. Instances go on."""
+        ...
+
+
+class Replanner(Protocol):
+    """Searches for a better placement."""
+
+    async def search(self, question: PlanQuestion) -> Proposal:
+        """May take minutes; the caller bounds it. Raises TriptychError, saying why there is no answer."""
         ...
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from triptych.domain.decision import DecisionOutcome, DecisionSummary
 from triptych.domain.pool import ManagerStatus, MemberStatus
+from triptych.domain.replanning import PlanDecision, PlanOutcome, in_letters
 from triptych.domain.stage import Role, Stage
 from triptych.errors import TriptychError
 from triptych.rpc.stubs import PoolManagerStub
@@ -20,13 +21,15 @@ class Changes:
         self._incarnation = 0
         self._told: dict[str, tuple[int, bool]] = {}
         """Last decision shown of each pool: its number, and whether its failure was shown."""
+        self._plans: dict[int, PlanOutcome] = {}
+        """Decisions on plans by number, with the outcome that was shown last."""
         self._served: dict[str, frozenset[Stage]] = {}
         """Stages that each switchable instance was last seen to serve."""
 
     def news(self, status: ManagerStatus) -> list[str]:
         """Lines on what has not been shown yet."""
         if status.incarnation != self._incarnation:  # another process, which counts from the start
-            self._incarnation, self._told = status.incarnation, {}
+            self._incarnation, self._told, self._plans = status.incarnation, {}, {}
         sizes = [
             line
             for pool in status.pools
@@ -37,7 +40,8 @@ class Changes:
         members = {member.registration.instance_id: member for pool in status.pools for member in pool.members}
         switchable = {name: member for name, member in members.items() if member.registration.switchable is not None}
         self._served = {name: served for name, served in self._served.items() if name in switchable}
-        return [*sizes, *(line for name, member in switchable.items() for line in self._switched(name, member))]
+        plans = [] if status.plan is None else [line for each in status.plan.decisions for line in self._planned(each)]
+        return [*plans, *sizes, *(line for name, member in switchable.items() for line in self._switched(name, member))]
 
     def _switched(self, name: str, member: MemberStatus) -> list[str]:
         """Lines on a switch that has ended. An instance that still closes stages has none."""
@@ -47,6 +51,13 @@ class Changes:
         before = self._served.get(name, frozenset() if first is None else first.stages)
         self._served[name] = member.open
         return [] if member.open == before else [f"{name} serves role {Role.of(member.open).value} now"]
+
+    def _planned(self, decision: PlanDecision) -> list[str]:
+        if self._plans.get(decision.number) is decision.outcome:
+            return []
+        self._plans[decision.number] = decision.outcome
+        change = f"{in_letters(decision.present)} -> {in_letters(decision.wanted)}"
+        return [f"plan {decision.number}, {decision.outcome}: {change}: {decision.reason}"]
 
     def _of(self, pool: str, decision: DecisionSummary) -> list[str]:
         if decision.target == decision.wanted or decision.outcome is DecisionOutcome.ADVISED:

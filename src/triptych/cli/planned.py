@@ -1,4 +1,4 @@
-"""The commands ``plan transfers``, ``plan apply`` and ``plan verify``. Their heavy imports wait until they run."""
+"""The commands ``plan transfers``, ``plan apply``, ``plan verify`` and ``plan again``. Their heavy imports wait until they run."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -168,3 +168,12 @@ def verify(
     verification = Verification(plan, Endpoint(url, api_key), model, candidate, duration, error, calibration)
     passed = run(hold(verification, plain_console(), as_json=as_json))
     raise typer.Exit(0 if passed else 1)
+
+
+@commands.command(hidden=True)
+def again(plan: PlanFile) -> None:
+    """Say whether another placement is better for a mix of requests: a pool manager asks, as JSON on standard input."""
+    from triptych.cli.plan.again import answer
+
+    with failures():
+        answer(plan)

@@ -17,6 +17,7 @@ from triptych.domain.decision import Acting, DecisionSummary, ScalingStatus, Why
 from triptych.domain.durations import in_words
 from triptych.domain.instance import InstanceLimits
 from triptych.domain.pool import MAX_OVERRIDE_S, ManagerStatus, ManualSize, MemberCondition, MemberStatus, PoolStatus
+from triptych.domain.replanning import PlanDecision, PlanStatus, in_letters
 from triptych.domain.scaling import PoolName
 from triptych.domain.stage import INSTANCE_NAMES, Role, Stage
 from triptych.errors import FailedPrecondition, InvalidRequest, NotFound
@@ -293,10 +294,31 @@ def print_manager(address: str, status: ManagerStatus | None, console: Console) 
     console.print(f"manager    {address}  up {in_words(status.up_s)}, {leads}, {status.watchers} watch", soft_wrap=True)
     if status.store_fault:
         console.print(f"store      {status.store_fault}", style="red", soft_wrap=True)
+    if status.plan is not None:
+        _print_plan(status.plan, console)
     if not status.pools:
         console.print("pools      none yet: no instance has registered", soft_wrap=True)
     for pool in sorted(status.pools, key=lambda pool: pool.role is None):  # routers last
         _print_pool(pool, console)
+
+
+def _print_plan(plan: PlanStatus, console: Console) -> None:
+    follows = "moves to better ones" if plan.replans else "says what is better"
+    console.print(f"plan       {plan.model}: {in_letters(plan.present)}, {plan.state}; {follows}", soft_wrap=True)
+    if plan.drifts:
+        figures = ", ".join(f"{drift}{' (drifted)' if drift.is_one else ''}" for drift in plan.drifts)
+        console.print(f"mix        stability indices: {figures}", soft_wrap=True)
+    if plan.decisions:
+        console.print(_indented(_plan_decisions(plan.decisions[-_SHOWN_DECISIONS:])))
+
+
+def _plan_decisions(decisions: tuple[PlanDecision, ...]) -> Table:
+    table = folding_table("ago", "placement", "outcome", "why")
+    for decision in decisions:
+        present, wanted = in_letters(decision.present), in_letters(decision.wanted)
+        placement = f"stays {present}" if present == wanted else f"{present} to {wanted}"
+        table.add_row(in_words(decision.age_s), placement, decision.outcome, decision.reason)
+    return table
 
 
 def _print_pool(pool: PoolStatus, console: Console) -> None:

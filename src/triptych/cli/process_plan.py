@@ -38,9 +38,9 @@ class ClusterShape(TypedDict, total=False):
     mount_router: bool
     """The router runs in the gateway's process, where its options apply too."""
     switch_roles: bool
-    """Instances can serve every stage, and the pool manager lets them switch. Encoders are text processes then, with the options of
-    mounted encoders.
-    """
+    """Instances are switchable, and the pool manager lets them switch as the load needs it."""
+    switchable: bool
+    """Instances can serve every stage. Encoders are text processes then, with the options of mounted encoders."""
 
 
 _DEFAULT: ClusterShape = {
@@ -50,6 +50,7 @@ _DEFAULT: ClusterShape = {
     "admin_port": 0,
     "mount_router": False,
     "switch_roles": False,
+    "switchable": False,
 }
 
 
@@ -129,6 +130,7 @@ class ClusterPlan:
         choices: ClusterShape = {**_DEFAULT, **shape}
         port, router_port, admin_port = choices["port"], choices["router_port"], choices["admin_port"]
         mount_router, switch_roles = choices["mount_router"], choices["switch_roles"]
+        switchable = switch_roles or choices["switchable"]
         sizes = placed_kinds(choices["roles"])
         refuse_impossible(
             models, dict.fromkeys(kind.role for kind in sizes), mount_router=mount_router, switch_roles=switch_roles
@@ -154,7 +156,7 @@ class ClusterPlan:
                 manager=at,
                 threads=threads,
                 options=options,
-                switches=switch_roles,
+                switches=switchable,
                 tier=tiers.get(kind),
             )
             for model in models
@@ -169,7 +171,7 @@ class ClusterPlan:
         front = (gateway,) if mount_router else (*routers, gateway)
         plans = _with_admin_ports((manager, *engines, *front), admin_port, {*chosen, *asked_for})
         by_model = {model.model_id: port for model, port in zip(models, router_ports, strict=True)}
-        return cls(plans, by_model, mount_router, switch_roles, scaler_port if scaled else None, tiers)
+        return cls(plans, by_model, mount_router, switchable, scaler_port if scaled else None, tiers)
 
     def overridden_variables(self, drain_s: float) -> tuple[str, ...]:
         """A line for each setting in the environment that has no effect, as the processes get another value in a flag."""

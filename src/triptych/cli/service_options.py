@@ -39,7 +39,7 @@ _OF_TEXT_ALONE = ("engine", "vllm_args")
 USUAL = (
     *("engine", "vllm_args", "encoder_engine", "encoder_vllm_args", "device", "dtype", "resident"),
     *("embedding_files", "embedding_files_bytes", "kv_prefixes"),
-    *("slo", "profiles", "delay_profile", "max_instances", "pool_sizes"),
+    *("slo", "profiles", "delay_profile", "max_instances", "pool_sizes", "plan", "replan"),
 )
 """Options that ``triptych up --help`` lists. ``python -m triptych.services.NAME --help`` lists the rest."""
 

@@ -208,16 +208,17 @@ def up(
         refuse_impossible(models, sizes.keys(), mount_router=mount_router, switch_roles=switches)
         option_names = [name for option in ctx.command.params for name in option.opts]
         given = parse(ctx.args, option_names)
+        switchable = switches or ("--replan" in given["pool_manager"] and switch_roles is not False)
         settings = ClusterSettings(
             models,
             sizes,
             given,
             chosen,
             autoscale=autoscale,
-            switch_roles=switches,
+            switch_roles=switchable,
             tiers={kind: kinds[kind] for kind in tiers},
         )
-        measures = (autoscale or switches) and model in (None, ["demo"])
+        measures = (autoscale or switchable) and model in (None, ["demo"])
         measure = partial(_demo_profiles, threads, again=reprofile) if measures else None
         options = settings.flags(measure, reprofile=reprofile)
         check_tiers(tiers, kinds, options, models[0].path, switch_roles=switches)
@@ -238,6 +239,7 @@ def up(
             admin_port=admin_port,
             mount_router=mount_router,
             switch_roles=switches,
+            switchable=switchable,
             threads=threads,
             log_dir=log_dir,
             restart=True,

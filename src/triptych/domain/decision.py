@@ -55,6 +55,16 @@ class Override:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedSize:
+    """The size that a plan has for a pool."""
+
+    size: int
+    reason: str
+    drain: str = ""
+    """The instance that ends first if the pool becomes smaller; empty for the one with least to finish."""
+
+
+@dataclass(frozen=True, slots=True)
 class PoolLoad:
     """Offered load, in tokens per second: of embeddings for encoders, of prompts for text instances."""
 
@@ -135,6 +145,8 @@ class PoolView:
     start_s: float = 60.0
     """Usual time from an order until an instance is ready."""
     override: Override | None = None
+    planned: PlannedSize | None = None
+    """The size by a plan, where plans decide on sizes."""
     frozen: str = ""
     """Why nothing may be ordered now; empty if it may."""
     since_growth_s: float | None = None
@@ -184,6 +196,8 @@ class Why(StrEnum):
     """Another tier of the role grows or shrinks first."""
     DEGREE = "degree"
     """The size stays; instances get another tensor-parallel degree."""
+    PLAN = "plan"
+    """The plan that is followed has this size."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from typing import Self
 from triptych.domain.decision import ScalingStatus
 from triptych.domain.instance import InstanceInfo, InstanceLimits, InstanceLoad, ServedPart
 from triptych.domain.membership import Member, MemberKind
+from triptych.domain.replanning import PlanStatus
 from triptych.domain.scaling import PoolName
 from triptych.domain.stage import Role, Stage
 from triptych.domain.tier import Tier
@@ -255,6 +256,8 @@ class ManagerStatus:
     """The name of the manager that leads; empty if it is not known, or if there is only this one."""
     store_fault: str = ""
     """Why the store does not answer; empty if it does, or if there is none."""
+    plan: PlanStatus | None = None
+    """The plan that is followed; None without one."""
 
 
 @dataclass(frozen=True, slots=True)

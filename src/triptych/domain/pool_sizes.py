@@ -1,10 +1,12 @@
 """Bounds of the sizes of pools, as people write them."""
 
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from triptych.domain.decision import Bounds
 from triptych.domain.scaling import PoolName, parse_kind
+from triptych.domain.stage import Role
 
 MAX_POOL_SIZE = 4096
 _COUNT = re.compile("[0-9]{1,9}")
@@ -14,6 +16,26 @@ def bounds_of(pool: PoolName, entries: Sequence[str]) -> Bounds | None:
     """Bounds of the pool's own entry, else of its role's; None without either. Raises ValueError."""
     bounds = dict(map(parse_bounds, entries))
     return bounds.get(str(pool)) or bounds.get(pool.kind) or bounds.get(pool.role.value)
+
+
+def planned_most(
+    roles: Mapping[Role, int],
+    devices: Mapping[Role, str],
+    degrees: Mapping[Role, int],
+    available: Mapping[str, int | None],
+) -> dict[Role, int]:
+    """The largest sizes of a plan's pools: with what its devices allow beside the other pools as planned, or twice what is planned where there
+    is no number of devices. ``degrees``: devices of each instance.
+    """
+    used: Counter[str] = Counter()
+    for role, count in roles.items():
+        used[devices[role]] += count * degrees[role]
+    most = {}
+    for role, count in roles.items():
+        there_are = available.get(devices[role])
+        more = count if there_are is None else max(0, there_are - used[devices[role]]) // degrees[role]
+        most[role] = count + more
+    return most
 
 
 def parse_bounds(entry: str) -> tuple[str, Bounds]:

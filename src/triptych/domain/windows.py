@@ -11,6 +11,7 @@ from functools import cache
 from operator import add, attrgetter
 from typing import Any, Self, TypeVar
 
+from triptych.domain.mix import Form
 from triptych.domain.record import record
 from triptych.domain.slo import ChargedStage, Metric
 
@@ -272,6 +273,8 @@ class WindowReport:
     """Media tokens of requests that are not encoded yet."""
     waiting_prompt_tokens: int = 0
     """Prompt tokens of requests that are encoded and have no first token."""
+    forms: tuple[Form, ...] = ()
+    """Requests that came or were answered in the window, at most ``MAX_FORMS`` forms."""
 
 
 def add_to(sums: dict[str, CountsT], name: str, counts: CountsT) -> None:

@@ -66,6 +66,7 @@ def conclude(
         shadow_prices=(),
         infeasible=None,
         made=made,
+        mix=findings.wanted.demand.mix.forms,
     )
     if not ranked:
         return replace(plan, infeasible=_infeasible(findings, ()))

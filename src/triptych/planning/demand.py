@@ -5,8 +5,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from triptych.domain.instance import ModelInfo
+from triptych.domain.mix import NO_REQUESTS, Form, Mix
 from triptych.errors import TriptychError
 from triptych.families.base import Family
+from triptych.policy.attainment import form_of
 from triptych.policy.sharding import ShardLimits
 from triptych.sim.prepare import Prompts
 from triptych.sim.queues.request import ItemSize
@@ -48,6 +50,8 @@ class Demand:
     """Squared coefficient of variation of the gaps between arrivals."""
     served: float
     """Share of the requests that the model can serve: of those whose prompt it takes."""
+    mix: Mix = NO_REQUESTS
+    """The sample as routers count requests."""
 
     @property
     def tokens(self) -> float:
@@ -59,6 +63,7 @@ class Demand:
         """Raises WorkloadError if the model can serve none of the requests."""
         sampled = requests[:: max(1, len(requests) // SAMPLE)]
         counts: Counter[Need] = Counter()
+        forms: list[Form] = []
         fault = ""
         prompts = Prompts(family, model, ShardLimits())
         for number, planned in enumerate(sampled):
@@ -79,10 +84,12 @@ class Demand:
                 share=0.0,
             )
             counts[need] += 1
+            media = [item.info for item in shape.items]
+            forms += [form_of(media, need.prompt_tokens), form_of(media, need.prompt_tokens, need.output_tokens)]
         served = sum(counts.values())
         if not served:
             raise WorkloadError(f"no request can be served: {fault}")
-        return cls(tuple(_forms(counts)), burstiness, served / len(sampled))
+        return cls(tuple(_forms(counts)), burstiness, served / len(sampled), Mix.of(forms))
 
 
 def _forms(counts: Counter[Need]) -> Iterator[Need]:

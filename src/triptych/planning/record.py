@@ -10,6 +10,7 @@ from typing import Literal, Self
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from triptych.domain.mix import Form
 from triptych.domain.stage import Role, Stage
 from triptych.files import BadFile, read_bytes
 from triptych.sim.fidelity import Fidelity
@@ -290,6 +291,8 @@ class PlanRecord:
     shadow_prices: tuple[ShadowPrice, ...]
     infeasible: Infeasible | None
     made: Made
+    mix: tuple[Form, ...] | None = None
+    """The requests that it is for, as routers count them; None in plans of earlier versions."""
     format: Literal["triptych-plan"] = "triptych-plan"
     version: Literal[1] = 1
 

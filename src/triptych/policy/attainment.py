@@ -7,9 +7,12 @@ from collections.abc import Sequence
 
 from triptych.domain.embedding import embedding_tokens
 from triptych.domain.item_plan import ItemPlan
-from triptych.domain.media import Modality
-from triptych.domain.slo import ChargedStage, Isolated, request_class
+from triptych.domain.media import MediaInfo, Modality
+from triptych.domain.mix import Form
+from triptych.domain.slo import TEXT, ChargedStage, Isolated, request_class
 from triptych.domain.windows import ClassWindow
+
+_COSTLIEST = (Modality.VIDEO, Modality.AUDIO, Modality.IMAGE)
 
 
 def arrival(items: Sequence[ItemPlan], prompt_tokens: int) -> tuple[str, ClassWindow]:
@@ -30,6 +33,23 @@ def arrival(items: Sequence[ItemPlan], prompt_tokens: int) -> tuple[str, ClassWi
         prompt_tokens=prompt_tokens,
     )
     return request_class(tokens), counts
+
+
+def form_of(media: Sequence[MediaInfo], prompt_tokens: int, output_tokens: int | None = None) -> Form:
+    """The form of a request that comes, or with ``output_tokens`` of one that was answered."""
+    modalities = {info.modality for info in media}
+    costliest = next((modality for modality in _COSTLIEST if modality in modalities), None)
+    return Form(
+        TEXT if costliest is None else costliest.value,
+        int(output_tokens is None),
+        int(output_tokens is not None),
+        len(media),
+        sum([info.samples_or_pixels for info in media]),
+        sum([info.frames for info in media]),
+        sum([info.duration_s for info in media]),
+        prompt_tokens,
+        output_tokens or 0,
+    )
 
 
 def charged(

@@ -8,7 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from triptych.domain.decision import Bounds, Decision, InstancePhase, PoolInstance, PoolLoad, PoolView, Reason, Why
+from triptych.domain.decision import (
+    Bounds,
+    Decision,
+    InstancePhase,
+    PoolInstance,
+    PoolLoad,
+    PoolView,
+    Reason,
+    Why,
+)
 from triptych.domain.durations import in_words
 from triptych.domain.limits import Count, Positive, PositiveSeconds, Seconds, check_limits
 from triptych.domain.windows import ATTAINMENT_WINDOW_S, ClassWindow, Judged
@@ -77,6 +86,9 @@ def decide(view: PoolView, limits: ScalingLimits) -> Decision:
         return _hold(view, Reason(Why.FROZEN, view.frozen))
     if view.override is not None:
         return _overridden(view, view.override.size, view.override.left_s)
+    if view.planned is not None:
+        planned = view.planned
+        return _asked(view, planned.size, Why.PLAN, planned.reason, planned.drain)
     stale = view.report_age_s is None or view.report_age_s > limits.report_stale_s
     if view.load is None or stale or view.load.coverage < _LEAST_COVERAGE:
         return _hold(view, Reason(Why.NO_REPORT, _no_report(view)))
@@ -99,18 +111,21 @@ def _no_report(view: PoolView) -> str:
 
 
 def _overridden(view: PoolView, size: int, left_s: float) -> Decision:
-    """Grow at once; shrink instance by instance."""
+    return _asked(view, size, Why.OVERRIDE, f"a size of {size} was asked for, for another {in_words(left_s)}")
+
+
+def _asked(view: PoolView, size: int, why: Why, text: str, first: str = "") -> Decision:
+    """Grow at once; shrink instance by instance. ``first``: the one that ends first, if it is named."""
     target = max(view.bounds.least, min(view.bounds.most, size))
-    text = f"a size of {size} was asked for, for another {in_words(left_s)}"
     if target != size:
         text += f"; the bounds are {view.bounds.least} to {view.bounds.most}"
-    reason = Reason(Why.OVERRIDE, text)
+    reason = Reason(why, text)
     if target >= view.wanted:
         return Decision(target, (reason,), missing=view.facts.missing)
     if view.count(InstancePhase.DRAINING):
         return _hold(view, reason)
     spare = view.count(InstancePhase.READY) >= view.wanted  # otherwise the scaler takes back one that starts
-    drain = instance_to_drain(view.instances) if spare else ""
+    drain = first or instance_to_drain(view.instances) if spare else ""
     return Decision(view.wanted - 1, (reason,), drain=drain, missing=view.facts.missing)
 
 

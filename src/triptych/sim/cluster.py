@@ -407,7 +407,12 @@ class SimCluster:
             self.scope.spawn(self.scaler.run(), name="scaler", vital=True)
         world = virtual_world("pool-manager", rng=self.rng("pool manager"), scope=self.scope)
         self.manager = managers.build(
-            deployment.manager, world, hour=lambda: clock() / 3600, scaler=self.scaler, profiles=profiles
+            deployment.manager,
+            world,
+            hour=lambda: clock() / 3600,
+            scaler=self.scaler,
+            profiles=profiles,
+            replanner=deployment.replanner,
         )
 
     def _scaled(self, event: object) -> None:

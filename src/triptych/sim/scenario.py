@@ -9,6 +9,7 @@ from triptych.domain.profile import Profile
 from triptych.domain.stage import INSTANCE_NAMES, ModelPart, Role
 from triptych.families.base import Family
 from triptych.policy.iteration import ImageBudget
+from triptych.ports import Replanner
 from triptych.services.encoder.settings import EncoderSettings
 from triptych.services.pool_manager.settings import PoolManagerSettings
 from triptych.services.router.settings import RouterSettings
@@ -86,6 +87,8 @@ class Deployment:
     bytes_per_pixel: float = BYTES_PER_PIXEL
     """Of undecoded images and frames, for their preparation."""
     faults: Sequence[Fault] = field(default=())
+    replanner: Replanner | None = None
+    """Of searches for better placements, for a pool manager that follows a plan."""
 
     @property
     def instances(self) -> Mapping[str, Role]:

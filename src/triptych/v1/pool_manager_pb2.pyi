@@ -74,6 +74,7 @@ class Why(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WHY_LIMITS: _ClassVar[Why]
     WHY_TIER: _ClassVar[Why]
     WHY_DEGREE: _ClassVar[Why]
+    WHY_PLAN: _ClassVar[Why]
 
 class Acting(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -91,6 +92,15 @@ class DecisionOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DECISION_OUTCOME_REPLACED: _ClassVar[DecisionOutcome]
     DECISION_OUTCOME_FAILED: _ClassVar[DecisionOutcome]
     DECISION_OUTCOME_TIMED_OUT: _ClassVar[DecisionOutcome]
+
+class PlanOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PLAN_OUTCOME_UNSPECIFIED: _ClassVar[PlanOutcome]
+    PLAN_OUTCOME_KEPT: _ClassVar[PlanOutcome]
+    PLAN_OUTCOME_ADVISED: _ClassVar[PlanOutcome]
+    PLAN_OUTCOME_MOVING: _ClassVar[PlanOutcome]
+    PLAN_OUTCOME_MOVED: _ClassVar[PlanOutcome]
+    PLAN_OUTCOME_FAILED: _ClassVar[PlanOutcome]
 MEMBER_KIND_UNSPECIFIED: MemberKind
 MEMBER_KIND_INSTANCE: MemberKind
 MEMBER_KIND_ROUTER: MemberKind
@@ -137,6 +147,7 @@ WHY_CAUTION: Why
 WHY_LIMITS: Why
 WHY_TIER: Why
 WHY_DEGREE: Why
+WHY_PLAN: Why
 ACTING_UNSPECIFIED: Acting
 ACTING_NONE: Acting
 ACTING_MANUAL: Acting
@@ -148,6 +159,12 @@ DECISION_OUTCOME_ADVISED: DecisionOutcome
 DECISION_OUTCOME_REPLACED: DecisionOutcome
 DECISION_OUTCOME_FAILED: DecisionOutcome
 DECISION_OUTCOME_TIMED_OUT: DecisionOutcome
+PLAN_OUTCOME_UNSPECIFIED: PlanOutcome
+PLAN_OUTCOME_KEPT: PlanOutcome
+PLAN_OUTCOME_ADVISED: PlanOutcome
+PLAN_OUTCOME_MOVING: PlanOutcome
+PLAN_OUTCOME_MOVED: PlanOutcome
+PLAN_OUTCOME_FAILED: PlanOutcome
 
 class Tier(_message.Message):
     __slots__ = ("name", "device", "usd_per_hour", "speed")
@@ -308,7 +325,7 @@ class Refusals(_message.Message):
     def __init__(self, overloaded: _Optional[int] = ..., other: _Optional[int] = ...) -> None: ...
 
 class WindowReport(_message.Message):
-    __slots__ = ("epoch", "sequence", "duration_s", "age_s", "model", "classes", "instances", "refusals", "waiting", "waiting_media_tokens", "waiting_prompt_tokens")
+    __slots__ = ("epoch", "sequence", "duration_s", "age_s", "model", "classes", "instances", "refusals", "waiting", "waiting_media_tokens", "waiting_prompt_tokens", "forms")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     DURATION_S_FIELD_NUMBER: _ClassVar[int]
@@ -320,6 +337,7 @@ class WindowReport(_message.Message):
     WAITING_FIELD_NUMBER: _ClassVar[int]
     WAITING_MEDIA_TOKENS_FIELD_NUMBER: _ClassVar[int]
     WAITING_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FORMS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     sequence: int
     duration_s: float
@@ -331,7 +349,30 @@ class WindowReport(_message.Message):
     waiting: int
     waiting_media_tokens: int
     waiting_prompt_tokens: int
-    def __init__(self, epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., duration_s: _Optional[float] = ..., age_s: _Optional[float] = ..., model: _Optional[str] = ..., classes: _Optional[_Iterable[_Union[NamedClass, _Mapping]]] = ..., instances: _Optional[_Iterable[_Union[NamedInstance, _Mapping]]] = ..., refusals: _Optional[_Union[Refusals, _Mapping]] = ..., waiting: _Optional[int] = ..., waiting_media_tokens: _Optional[int] = ..., waiting_prompt_tokens: _Optional[int] = ...) -> None: ...
+    forms: _containers.RepeatedCompositeFieldContainer[Form]
+    def __init__(self, epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., duration_s: _Optional[float] = ..., age_s: _Optional[float] = ..., model: _Optional[str] = ..., classes: _Optional[_Iterable[_Union[NamedClass, _Mapping]]] = ..., instances: _Optional[_Iterable[_Union[NamedInstance, _Mapping]]] = ..., refusals: _Optional[_Union[Refusals, _Mapping]] = ..., waiting: _Optional[int] = ..., waiting_media_tokens: _Optional[int] = ..., waiting_prompt_tokens: _Optional[int] = ..., forms: _Optional[_Iterable[_Union[Form, _Mapping]]] = ...) -> None: ...
+
+class Form(_message.Message):
+    __slots__ = ("kind", "requests", "answered", "items", "pixels", "frames", "seconds", "prompt_tokens", "output_tokens")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    ANSWERED_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    PIXELS_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    requests: int
+    answered: int
+    items: int
+    pixels: int
+    frames: int
+    seconds: float
+    prompt_tokens: int
+    output_tokens: int
+    def __init__(self, kind: _Optional[str] = ..., requests: _Optional[int] = ..., answered: _Optional[int] = ..., items: _Optional[int] = ..., pixels: _Optional[int] = ..., frames: _Optional[int] = ..., seconds: _Optional[float] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ...) -> None: ...
 
 class MemberReport(_message.Message):
     __slots__ = ("registration", "heartbeat", "farewell", "window")
@@ -572,7 +613,7 @@ class ScalingStatus(_message.Message):
     def __init__(self, name: _Optional[str] = ..., state: _Optional[_Union[PoolState, str]] = ..., acting: _Optional[_Union[Acting, str]] = ..., wanted: _Optional[int] = ..., ready: _Optional[int] = ..., starting: _Optional[int] = ..., draining: _Optional[int] = ..., bounds: _Optional[_Union[SizeBounds, _Mapping]] = ..., attainment: _Optional[_Union[Judged, _Mapping]] = ..., override: _Optional[_Union[Override, _Mapping]] = ..., fault: _Optional[str] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., advice: _Optional[_Iterable[str]] = ..., attainment_window_s: _Optional[float] = ..., rolling: _Optional[str] = ...) -> None: ...
 
 class ManagerStatus(_message.Message):
-    __slots__ = ("incarnation", "version", "up_s", "watchers", "pools", "leads", "leader", "store_fault")
+    __slots__ = ("incarnation", "version", "up_s", "watchers", "pools", "leads", "leader", "store_fault", "plan")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     UP_S_FIELD_NUMBER: _ClassVar[int]
@@ -581,6 +622,7 @@ class ManagerStatus(_message.Message):
     LEADS_FIELD_NUMBER: _ClassVar[int]
     LEADER_FIELD_NUMBER: _ClassVar[int]
     STORE_FAULT_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     version: int
     up_s: float
@@ -589,7 +631,60 @@ class ManagerStatus(_message.Message):
     leads: bool
     leader: str
     store_fault: str
-    def __init__(self, incarnation: _Optional[int] = ..., version: _Optional[int] = ..., up_s: _Optional[float] = ..., watchers: _Optional[int] = ..., pools: _Optional[_Iterable[_Union[PoolStatus, _Mapping]]] = ..., leads: _Optional[bool] = ..., leader: _Optional[str] = ..., store_fault: _Optional[str] = ...) -> None: ...
+    plan: PlanStatus
+    def __init__(self, incarnation: _Optional[int] = ..., version: _Optional[int] = ..., up_s: _Optional[float] = ..., watchers: _Optional[int] = ..., pools: _Optional[_Iterable[_Union[PoolStatus, _Mapping]]] = ..., leads: _Optional[bool] = ..., leader: _Optional[str] = ..., store_fault: _Optional[str] = ..., plan: _Optional[_Union[PlanStatus, _Mapping]] = ...) -> None: ...
+
+class Drift(_message.Message):
+    __slots__ = ("figure", "index", "bound")
+    FIGURE_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    BOUND_FIELD_NUMBER: _ClassVar[int]
+    figure: str
+    index: float
+    bound: float
+    def __init__(self, figure: _Optional[str] = ..., index: _Optional[float] = ..., bound: _Optional[float] = ...) -> None: ...
+
+class RoleCount(_message.Message):
+    __slots__ = ("role", "count")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    role: _instance_pb2.Role
+    count: int
+    def __init__(self, role: _Optional[_Union[_instance_pb2.Role, str]] = ..., count: _Optional[int] = ...) -> None: ...
+
+class PlanDecision(_message.Message):
+    __slots__ = ("number", "age_s", "present", "wanted", "gain", "reason", "outcome")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    PRESENT_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    GAIN_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    age_s: float
+    present: _containers.RepeatedCompositeFieldContainer[RoleCount]
+    wanted: _containers.RepeatedCompositeFieldContainer[RoleCount]
+    gain: float
+    reason: str
+    outcome: PlanOutcome
+    def __init__(self, number: _Optional[int] = ..., age_s: _Optional[float] = ..., present: _Optional[_Iterable[_Union[RoleCount, _Mapping]]] = ..., wanted: _Optional[_Iterable[_Union[RoleCount, _Mapping]]] = ..., gain: _Optional[float] = ..., reason: _Optional[str] = ..., outcome: _Optional[_Union[PlanOutcome, str]] = ...) -> None: ...
+
+class PlanStatus(_message.Message):
+    __slots__ = ("model", "replans", "present", "drifts", "state", "decisions")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    REPLANS_FIELD_NUMBER: _ClassVar[int]
+    PRESENT_FIELD_NUMBER: _ClassVar[int]
+    DRIFTS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    DECISIONS_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    replans: bool
+    present: _containers.RepeatedCompositeFieldContainer[RoleCount]
+    drifts: _containers.RepeatedCompositeFieldContainer[Drift]
+    state: str
+    decisions: _containers.RepeatedCompositeFieldContainer[PlanDecision]
+    def __init__(self, model: _Optional[str] = ..., replans: _Optional[bool] = ..., present: _Optional[_Iterable[_Union[RoleCount, _Mapping]]] = ..., drifts: _Optional[_Iterable[_Union[Drift, _Mapping]]] = ..., state: _Optional[str] = ..., decisions: _Optional[_Iterable[_Union[PlanDecision, _Mapping]]] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("instance_id", "force")

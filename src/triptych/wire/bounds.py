@@ -18,6 +18,7 @@ from triptych.domain.instance import MAX_FAULT
 from triptych.domain.limits import MAX_MESSAGE_NBYTES
 from triptych.domain.media import DIGEST_NBYTES
 from triptych.domain.membership import MAX_MEMBERS
+from triptych.domain.mix import MAX_FORMS
 from triptych.domain.pool import MAX_OVERRIDE_S
 from triptych.domain.sampling import BIAS, PARAMETERS, SCHEMA
 from triptych.domain.slo import CLASSES, MAX_OBJECTIVES
@@ -189,6 +190,14 @@ TABLE: Mapping[str, Rows] = {
         "waiting": _COUNT,
         "waiting_media_tokens": _COUNT,
         "waiting_prompt_tokens": _COUNT,
+        "forms": Many(MAX_FORMS, unit="forms"),
+    },
+    "Form": {
+        "kind": Size(32),
+        "seconds": Between(0, 1 << 40),
+        **dict.fromkeys(
+            ("requests", "answered", "items", "pixels", "frames", "prompt_tokens", "output_tokens"), _COUNT
+        ),
     },
     "ClassWindow": {field.name: _COUNT for field in fields(ClassWindow) if field.type is int},
     "NamedClass": {"name": Size(32)},

@@ -7,6 +7,7 @@ from triptych.domain.decision import DecisionSummary, ScalingStatus
 from triptych.domain.media import Modality
 from triptych.domain.pool import ManagerStatus, MemberStatus, PoolStatus
 from triptych.domain.recent import EndedChat, RecentChats
+from triptych.domain.replanning import PlanStatus, in_letters
 from triptych.domain.stage import Role
 from triptych.domain.windows import Judged
 
@@ -19,7 +20,27 @@ def manager_document(status: ManagerStatus) -> dict[str, Any]:
         "leads": status.leads,
         "leader": status.leader,
         "store_fault": status.store_fault,
+        "plan": None if status.plan is None else _plan(status.plan),
         "pools": [pool_document(pool) for pool in status.pools],
+    }
+
+
+def _plan(plan: PlanStatus) -> dict[str, Any]:
+    return {
+        "model": plan.model,
+        "replans": plan.replans,
+        "present": in_letters(plan.present),
+        "state": plan.state,
+        "drifts": [{**asdict(drift), "is_one": drift.is_one} for drift in plan.drifts],
+        "decisions": [
+            {
+                **asdict(decision),
+                "age_s": round(decision.age_s, 1),
+                "present": in_letters(decision.present),
+                "wanted": in_letters(decision.wanted),
+            }
+            for decision in plan.decisions
+        ],
     }
 
 

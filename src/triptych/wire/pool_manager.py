@@ -3,6 +3,7 @@
 from triptych.domain.decision import Bounds, DecisionSummary, Override, PoolLoad, Reason, ScalingStatus
 from triptych.domain.instance import InstanceLimits
 from triptych.domain.membership import MAX_MEMBERS, Member
+from triptych.domain.mix import Form
 from triptych.domain.pool import (
     Farewell,
     Heartbeat,
@@ -17,6 +18,7 @@ from triptych.domain.pool import (
     Removal,
     Watch,
 )
+from triptych.domain.replanning import Drift, PlanDecision, PlanStatus, RoleCount
 from triptych.domain.scaling import PoolName
 from triptych.domain.stage import Role
 from triptych.domain.tier import Tier
@@ -39,6 +41,7 @@ _WINDOW = Pair(
         Pair(NamedClass, pool_manager_pb2.NamedClass, nested=(_CLASS,)),
         Pair(NamedInstance, pool_manager_pb2.NamedInstance, nested=(_JUDGED,)),
         Pair(Refusals, pool_manager_pb2.Refusals),
+        Pair(Form, pool_manager_pb2.Form),
     ),
 )
 _REPORT = Variants(
@@ -74,10 +77,20 @@ _SCALING = Pair(
         _DECISION,
     ),
 )
+_ROLE_COUNT = Pair(RoleCount, pool_manager_pb2.RoleCount)
+_PLAN = Pair(
+    PlanStatus,
+    pool_manager_pb2.PlanStatus,
+    nested=(
+        _ROLE_COUNT,
+        Pair(Drift, pool_manager_pb2.Drift),
+        Pair(PlanDecision, pool_manager_pb2.PlanDecision, nested=(_ROLE_COUNT,)),
+    ),
+)
 STATUS = Pair(
     ManagerStatus,
     pool_manager_pb2.ManagerStatus,
-    nested=(Pair(PoolStatus, pool_manager_pb2.PoolStatus, nested=(_MEMBER_STATUS, _SCALING)),),
+    nested=(Pair(PoolStatus, pool_manager_pb2.PoolStatus, nested=(_MEMBER_STATUS, _SCALING)), _PLAN),
 )
 MANUAL_SIZE = Pair(ManualSize, pool_manager_pb2.SetSizeRequest)
 

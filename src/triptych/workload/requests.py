@@ -6,7 +6,7 @@ from bisect import bisect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, count
-from typing import Literal, Self, get_args
+from typing import Literal, Protocol, Self, get_args
 
 MAX_REQUESTS = 1_000_000
 """Most requests of one run; all are planned before the first is sent."""
@@ -193,7 +193,13 @@ def until(end_s: float, first_s: float, gap_s: Callable[[], float]) -> Iterator[
         at_s += gap_s()
 
 
-def synthetic(mix: Mix, *, rate: float, duration_s: float, burstiness: float, rng: random.Random) -> Plan:
+class Requests(Protocol):
+    """Draws the requests of a workload."""
+
+    def request(self, arrival_s: float, rng: random.Random) -> Planned: ...
+
+
+def synthetic(mix: Requests, *, rate: float, duration_s: float, burstiness: float, rng: random.Random) -> Plan:
     """Requests of a mix; at least one. Raises WorkloadError for too many.
 
     Plans of one seed have the same requests at every rate, and gaps that are the same draws divided by the rate. A higher rate

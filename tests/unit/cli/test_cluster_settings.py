@@ -177,6 +177,18 @@ def test_all_instances_that_switch_can_serve_every_stage(tmp_path: Path) -> None
     ]
 
 
+def test_instances_that_a_plan_moves_can_serve_every_stage_and_do_not_follow_the_load() -> None:
+    flags = parse(["--plan=plan.json", "--replan"])
+    assert flags["pool_manager"] == ("--plan=plan.json", "--replan")
+    plans = ClusterPlan.make(
+        DEMO, scaled=True, autoscale=True, threads=1, options=flags, roles="EPD:2", switchable=True
+    ).processes
+    lines = {plan.name: plan.command(1.0) for plan in plans}
+    assert "--switchable" in lines["hybrid-1"]
+    assert "--switch-roles" not in lines["pool-manager"]
+    assert lines["pool-manager"][-2:] == ["--plan=plan.json", "--replan"]
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

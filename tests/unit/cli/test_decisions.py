@@ -21,6 +21,7 @@ from triptych.domain.decision import (
 from triptych.domain.instance import InstanceLoad, StageLoad
 from triptych.domain.membership import MemberKind
 from triptych.domain.pool import ManagerStatus, MemberCondition, MemberStatus, PoolStatus, Registration
+from triptych.domain.replanning import PlanDecision, PlanOutcome, PlanStatus, RoleCount
 from triptych.domain.stage import Role
 from triptych.domain.windows import Judged
 from triptych.errors import Unavailable
@@ -70,6 +71,19 @@ def test_what_changes_nothing_or_is_only_advised_is_not_told() -> None:
     changes = Changes()
     assert changes.news(status(replace(GROWTH, target=1))) == []
     assert changes.news(status(replace(GROWTH, outcome=DecisionOutcome.ADVISED))) == []
+
+
+def test_what_becomes_of_a_plan_is_told_as_it_changes() -> None:
+    present, wanted = (RoleCount(Role.EPD, 2),), (RoleCount(Role.E, 3),)
+    moving = PlanDecision(1, 3.0, present, wanted, 0.4, "95% within", PlanOutcome.MOVING)
+
+    def told(decision: PlanDecision) -> ManagerStatus:
+        return replace(status(), plan=PlanStatus("m", True, present, (), "moving", (decision,)))
+
+    changes = Changes()
+    assert changes.news(told(moving)) == ["plan 1, moving: EPD:2 -> E:3: 95% within"]
+    assert changes.news(told(moving)) == []
+    assert changes.news(told(replace(moving, outcome=PlanOutcome.MOVED))) == ["plan 1, moved: EPD:2 -> E:3: 95% within"]
 
 
 def test_a_change_that_fails_is_told_once() -> None:

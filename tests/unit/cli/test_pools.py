@@ -42,6 +42,7 @@ from triptych.domain.pool import (
     Registration,
     Watch,
 )
+from triptych.domain.replanning import Drift, PlanDecision, PlanOutcome, PlanStatus, RoleCount
 from triptych.domain.scaling import PoolName
 from triptych.domain.stage import Role, Stage
 from triptych.domain.tier import Tier
@@ -226,6 +227,7 @@ async def test_status_as_json_has_everything() -> None:
         "leads": False,
         "leader": "m2",
         "store_fault": "Redis does not answer",
+        "plan": None,
     }
     encoders = document["pools"][0]
     assert (encoders["model"], encoders["role"], document["pools"][2]["role"]) == ("m", "E", None)
@@ -236,6 +238,50 @@ async def test_status_as_json_has_everything() -> None:
     last = scaling["decisions"][-1]
     assert (last["wanted"], last["target"], last["outcome"]) == (2, 3, "done")
     assert last["reasons"][0]["why"] == "load"
+
+
+PLAN = PlanStatus(
+    "m",
+    True,
+    (RoleCount(Role.E, 2), RoleCount(Role.PD, 1)),
+    (Drift("items per request", 1.25, 0.2), Drift("tokens per answer", 0.01, 0.2)),
+    "moving for 12 s",
+    (
+        PlanDecision(
+            1, 700.0, (RoleCount(Role.EPD, 2),), (RoleCount(Role.EPD, 2),), 0.0, "no memory", PlanOutcome.FAILED
+        ),
+        PlanDecision(
+            2,
+            12.0,
+            (RoleCount(Role.EPD, 2),),
+            (RoleCount(Role.E, 3), RoleCount(Role.PD, 1)),
+            0.4,
+            "95% within",
+            PlanOutcome.MOVING,
+        ),
+    ),
+)
+
+
+async def test_status_shows_the_plan_that_is_followed() -> None:
+    async with serving(replace(STATUS, plan=PLAN)) as (_, address):
+        shown, out = console(width=100)
+        await status.status(Managers(GATEWAY, address), None, (), shown, as_json=False)
+        as_json, document = console()
+        await status.status(Managers(GATEWAY, address), None, (), as_json, as_json=True)
+    text = " ".join(out.getvalue().split())
+    for said in (
+        "plan m: E:2,PD:1, moving for 12 s; moves to better ones",
+        "mix stability indices: items per request 1.25 (drifted), tokens per answer 0.01",
+        "12 min stays EPD:2 failed no memory",
+        "12 s EPD:2 to E:3,PD:1 moving 95% within",
+    ):
+        assert said in text, said
+    plan = json.loads(document.getvalue())["manager"]["plan"]
+    assert (plan["present"], plan["state"], plan["replans"]) == ("E:2,PD:1", "moving for 12 s", True)
+    assert plan["drifts"][0] == {"figure": "items per request", "index": 1.25, "bound": 0.2, "is_one": True}
+    assert plan["decisions"][1]["wanted"] == "E:3,PD:1"
+    assert plan["decisions"][1]["outcome"] == "moving"
 
 
 async def test_status_without_gateway_and_manager_is_an_error() -> None:

@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triptych.domain.decision import Bounds, InstancePhase, Override, PoolFacts, PoolInstance, PoolLoad, PoolView, Why
+from triptych.domain.decision import (
+    Bounds,
+    InstancePhase,
+    Override,
+    PlannedSize,
+    PoolFacts,
+    PoolInstance,
+    PoolLoad,
+    PoolView,
+    Why,
+)
 from triptych.domain.windows import ClassWindow, Judged
 from triptych.policy.capacity import ItemClass, RequestClass
 from triptych.policy.scaling import (
@@ -299,6 +309,22 @@ def test_a_smaller_manual_size_drains_one_after_the_other() -> None:
     view = replace(VIEW, wanted=5, instances=pool(5), override=Override(2, 60.0))
     assert (decide(view, LIMITS).target, decide(view, LIMITS).drain) == (4, "i0")
     assert decide(replace(view, instances=pool(4, draining=1)), LIMITS).target == 5
+
+
+def test_the_size_of_a_plan_is_kept_whatever_the_load() -> None:
+    decision = decide(replace(VIEW, load=load(900), planned=PlannedSize(2, "plan 1")), LIMITS)
+    assert (decision.target, decision.why, decision.reasons[0].text) == (2, Why.PLAN, "plan 1")
+    assert decide(replace(VIEW, planned=PlannedSize(30, "plan 1")), LIMITS).target == 20
+
+
+def test_the_instance_that_a_plan_names_ends_first() -> None:
+    view = replace(VIEW, wanted=5, instances=pool(5), planned=PlannedSize(4, "plan 1", "i3"))
+    assert (decide(view, LIMITS).target, decide(view, LIMITS).drain) == (4, "i3")
+
+
+def test_a_person_overrides_a_plan() -> None:
+    view = replace(VIEW, planned=PlannedSize(4, "plan 1"), override=Override(7, 60.0))
+    assert (decide(view, LIMITS).target, decide(view, LIMITS).why) == (7, Why.OVERRIDE)
 
 
 # --- properties -----------------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from triptych.cli.plan.reading import service_words, simulation_of
 from triptych.cli.process_plan import refuse_impossible, service_of
 from triptych.cli.service_options import Flags, parse
 from triptych.domain.device import BadCatalogue, Device
+from triptych.domain.pool_sizes import planned_most
 from triptych.domain.profile import Profile
 from triptych.domain.stage import Role, Stage
 from triptych.planning.record import Placement, PlanRecord
@@ -186,14 +187,8 @@ def _bounds(plan: PlanRecord, placement: Placement, *, autoscale: bool) -> Mappi
     """Pools may have what the budget's devices allow beside the other pools as planned, or twice what is planned where the budget does not
     say. With autoscaling they may shrink to half of what is planned.
     """
-    used = placement.device_counts
-    bounds = {}
-    for role, count in placement.roles.items():
-        kind, degree = placement.devices[role], placement.degrees[role]
-        available = plan.budget.devices.get(kind)
-        most = 2 * count if available is None else count + max(0, available - used[kind]) // degree
-        bounds[role] = Bounds(ceil(count / 2) if autoscale else 1, max(count, most))
-    return bounds
+    most = planned_most(placement.roles, placement.devices, placement.degrees, plan.budget.devices)
+    return {role: Bounds(ceil(count / 2) if autoscale else 1, most[role]) for role, count in placement.roles.items()}
 
 
 def _instance(

@@ -1,18 +1,21 @@
 """Options of other commands, read without running them: those of a simulation, and those of a load."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from triptych.cli.hardware import simulated_hardware
 from triptych.cli.offered import Offered, offered
 from triptych.cli.options import taking
 from triptych.cli.simulating import read_line, simulate
-from triptych.planning.record import Placement, PlanRecord, words
+from triptych.planning.record import Options, Placement, PlanRecord, words
 
 if TYPE_CHECKING:
     from triptych.cli.simulate.command import Simulation
+    from triptych.cli.simulate.deployment import Hardware
 
 _OF_SERVICES_TOO = frozenset({"dtype", "profiles"})
 """Options of ``triptych simulate`` that are settings of services as well, with the same meaning."""
@@ -31,6 +34,26 @@ def load_of(plan: PlanRecord) -> Offered:
         load = command.invoke(context)
     assert isinstance(load, Offered)  # noqa: S101 - what ``_given`` returns
     return load
+
+
+def hardware_of(plan: PlanRecord, placement: Placement) -> "Hardware":
+    """The hardware of a plan, with the device of the placement's first role. What is wrong with it ends the command with a message."""
+    read = taking("hardware", simulated_hardware)(_given_hardware)
+    names, command = option_names(read), _command(read)
+    options = {name: value for name, value in plan.common.items() if f"--{name}" in names}
+    with command.make_context("hardware", list(words(options))) as context:
+        hardware: Hardware = command.invoke(context)
+    return replace(hardware, device=next(iter(placement.devices.values())), prepare_cores=placement.prepare_cores)
+
+
+def settings_of(plan: PlanRecord, placement: Placement) -> Options:
+    """Settings of services of a placement, as options."""
+    names = option_names(taking("hardware", simulated_hardware)(_given_hardware))
+    return {**{name: value for name, value in plan.common.items() if f"--{name}" not in names}, **placement.settings}
+
+
+def _given_hardware(hardware: "Hardware") -> "Hardware":
+    return hardware
 
 
 def _given(load: Offered) -> Offered:

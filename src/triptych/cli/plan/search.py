@@ -21,6 +21,7 @@ from triptych.planning.calibration import FILE_NAME, BadCalibration, Calibration
 from triptych.planning.conclusion import conclude
 from triptych.planning.planner import Findings, Prefers, Progress, Question, search
 from triptych.planning.record import Made, Options, PlanRecord, write
+from triptych.planning.search import ROUNDS, Round
 from triptych.policy.roofline import DoesNotFit
 from triptych.sim.runs import CannotSimulate
 from triptych.workload.report import Objectives
@@ -73,6 +74,7 @@ class Asked:
     attainment: float
     timeout_s: float
     contenders: int
+    rounds: Sequence[Round] = ROUNDS
 
 
 def plan(options: Asked, outputs: Outputs, console: Console) -> None:
@@ -94,6 +96,7 @@ def plan(options: Asked, outputs: Outputs, console: Console) -> None:
         timeout_s=options.timeout_s,
         control_s=options.hardware.control_s,
         contenders=options.contenders,
+        rounds=options.rounds,
         calibration=_calibration(options, factory),
     )
     findings = _searched(question, factory, console)

@@ -47,6 +47,8 @@ def up_line(cluster: PlannedCluster, profiles: Path, own: Sequence[str] = ()) ->
     }
     given = (*(cluster.own_options if tiers else _given(cluster)), *own)
     names = {word.partition("=")[0] for word in given}
+    if "--plan" in names:  # which has the sizes
+        names.add("--pool-sizes")
     return (
         "triptych",
         "up",

@@ -67,6 +67,8 @@ _NOT_SIMULATED = (
     "--resident=role",
     "--tls",
     "--redis",
+    "--plan",
+    "--replan",
 )
 """Options of services that would be without effect."""
 

@@ -16,6 +16,7 @@ from triptych.domain.decision import (
     DecisionSummary,
     InstancePhase,
     Override,
+    PlannedSize,
     PoolInstance,
     PoolState,
     PoolView,
@@ -46,6 +47,7 @@ from triptych.machine.pool_manager.pool_events import (
     RemoveInstance,
     RolesSeen,
     ScaleTo,
+    SizePlanned,
     StartFailed,
 )
 from triptych.machine.pool_manager.reports import RouterReports
@@ -128,6 +130,7 @@ class PoolMachine:
         self._wanted = settings.initial
         self._instances: tuple[PoolInstance, ...] = ()
         self._roles = RolesSeen(0, None)
+        self._planned: PlannedSize | None = None
         self._order: _Order | None = None
         self._draining = ""
         self._drain_due_s = 0.0
@@ -169,6 +172,8 @@ class PoolMachine:
                 self._roles = event
             case Noted():
                 return self._noted(event, now_s)
+            case SizePlanned(planned):
+                self._planned = planned
             case StartFailed(reason):
                 return self._start_failed(reason, now_s)
             case Frozen(reason):
@@ -177,10 +182,8 @@ class PoolMachine:
                 self._override_set(size, now_s + for_s, now_s)
             case OverrideEnded():
                 self._override_size = None
-            case OrderFailed(number, reason):
-                self._answered(number, f"the scaler failed: {reason}")
-            case OrderTaken(number):
-                self._answered(number, "")
+            case OrderTaken() | OrderFailed():
+                self._answered(event)
             case PoolResumed(kept, records):
                 return self._resumed(kept, records, now_s)
         return []
@@ -191,9 +194,9 @@ class PoolMachine:
         if self._order is not None and self._order.attempt > 1:  # a person wants another attempt now
             self._order.attempt, self._order.due_s = 0, now_s
 
-    def _answered(self, number: int, refused: str) -> None:
-        if self._order is None or self._order.number == number:
-            self._refused = refused
+    def _answered(self, answer: OrderTaken | OrderFailed) -> None:
+        if self._order is None or self._order.number == answer.number:
+            self._refused = f"the scaler failed: {answer.reason}" if isinstance(answer, OrderFailed) else ""
 
     def _resumed(self, kept: SavedPool | None, records: tuple[DecisionRecord, ...], now_s: float) -> list[PoolEffect]:
         self._declared, self._refused = False, ""
@@ -325,6 +328,7 @@ class PoolMachine:
             instances=tuple(replace(instance, phase=self._phase(instance)) for instance in self._instances),
             start_s=self._settings.start_s,
             override=self._override(now_s),
+            planned=self._planned,
             frozen=self._frozen or self._given_up,
             since_growth_s=None if self._grown_s is None else now_s - self._grown_s,
             changes_last_hour=len(self._changes),
@@ -381,7 +385,7 @@ class PoolMachine:
             self._grown_s = now_s
             self._share_before = view.attainment.attainment if decision.why is Why.BREACH else None
         self._wanted = decision.target
-        if decision.why is not Why.OVERRIDE:
+        if decision.why not in (Why.OVERRIDE, Why.PLAN):
             self._changes.append(now_s)
         self._order = _Order(number)
         if decision.drain and not grows:

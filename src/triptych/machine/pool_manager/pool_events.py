@@ -2,7 +2,15 @@
 
 from dataclasses import dataclass
 
-from triptych.domain.decision import NO_OTHER_TIERS, DecisionRecord, PoolInstance, SavedPool, TierShare, Why
+from triptych.domain.decision import (
+    NO_OTHER_TIERS,
+    DecisionRecord,
+    PlannedSize,
+    PoolInstance,
+    SavedPool,
+    TierShare,
+    Why,
+)
 
 # --- events ----------------------------------------------------------------------------------------------------------
 
@@ -36,6 +44,13 @@ class Noted:
     why: Why
     reason: str
     advised: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SizePlanned:
+    """The size by the plan that is followed; None where plans do not decide on sizes."""
+
+    planned: PlannedSize | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +114,7 @@ PoolEvent = (
     InstancesSeen
     | RolesSeen
     | Noted
+    | SizePlanned
     | StartFailed
     | OverrideSet
     | OverrideEnded

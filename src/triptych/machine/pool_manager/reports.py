@@ -10,7 +10,9 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from triptych.domain.slo import CLASSES, ChargedStage
+from triptych.domain.media import Modality
+from triptych.domain.mix import Form, Mix
+from triptych.domain.slo import CLASSES, TEXT, ChargedStage
 from triptych.domain.windows import ClassWindow, CountsT, Judged, Refusals, WindowReport, add_to, summed
 
 SHORT_S, LONG_S = 30.0, 300.0
@@ -22,6 +24,9 @@ _REMEMBERED = 256
 _OLD_EPOCHS = 8
 _MAX_INSTANCES = 4096
 _MAX_SUMS = 8
+_KINDS = frozenset({TEXT, *(modality.value for modality in Modality)})
+_MAX_FORMS = 256
+"""Of one bucket."""
 
 
 class Dropped(StrEnum):
@@ -82,6 +87,7 @@ class _Bucket:
     classes: dict[str, ClassWindow] = field(default_factory=dict)
     instances: dict[str, Judged] = field(default_factory=dict)
     refusals: Refusals = Refusals(0, 0)  # noqa: RUF009 - immutable
+    forms: list[Form] = field(default_factory=list)
 
 
 class RouterReports:
@@ -173,6 +179,8 @@ class RouterReports:
             if named.instance_id in bucket.instances or len(bucket.instances) < _MAX_INSTANCES:
                 add_to(bucket.instances, named.instance_id, named.judged)
         bucket.refusals += report.refusals
+        forms = [form for form in report.forms if form.kind in _KINDS and form.count]
+        bucket.forms = list(Mix.of((*bucket.forms, *forms), _MAX_FORMS).forms)
 
     def _trim(self, now_s: float) -> None:
         oldest = _index(now_s - LONG_S)
@@ -203,6 +211,10 @@ class RouterReports:
         now = (bucket for index, bucket in self._buckets.items() if index >= current)
         return _sum((self._sums[first, current], *(bucket.classes for bucket in now)))
 
+    def mix(self, window_s: float, now_s: float) -> Mix:
+        """Forms of the requests that came, and of those that were answered."""
+        return Mix.of(form for bucket in self._recent(window_s, now_s) for form in bucket.forms)
+
     def coverage(self, now_s: float) -> float:
         """The share of the routers' time over 30 s that reports cover."""
         return self._coverage(_begin_s(SHORT_S, now_s), now_s)
@@ -226,6 +238,10 @@ class RouterReports:
         # Requests refused for overload would be load as well: they count like those that were accepted.
         offered = tokens(classes) * (1 + refused / arrivals) if arrivals else 0.0
         return offered / seconds / coverage
+
+    def waiting(self, now_s: float) -> int:
+        """Requests without a first token, by the routers' newest reports."""
+        return sum(report.waiting for report in self._fresh(now_s))
 
     def waiting_media(self, now_s: float) -> float:
         """Tokens of embeddings that are not encoded yet, by the routers' newest reports."""

@@ -5,12 +5,13 @@ shows in the next report and not when its requests end.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 
 from triptych.domain.limits import Positive, PositiveSeconds, check_limits
+from triptych.domain.mix import Form, Mix
 from triptych.domain.slo import (
     CLASSES,
     NOTHING_EXPECTED,
@@ -40,6 +41,8 @@ from triptych.policy.attainment import charged
 
 KEPT_REPORTS = 60
 _MAX_INSTANCES = 4096
+_MAX_ENDED = 1024
+"""Requests that come or end in one window and are counted in the mix."""
 _TBT_SHARE = 100
 """A request meets its TBT objective if at most one gap in so many is longer: its 99th percentile is within it."""
 
@@ -156,9 +159,10 @@ class _Closed:
     at_s: float
     sequence: int
     _new_report: Callable[..., WindowReport]
-    """Takes classes and instances."""
+    """Takes classes, instances and forms."""
     _classes: Mapping[str, WindowBuilder]
     _instances: Mapping[str, Sequence[int]]
+    _forms: Iterable[Form]
     _report: WindowReport | None = None
 
     def report(self) -> WindowReport:
@@ -166,8 +170,9 @@ class _Closed:
             classes = [NamedClass(name, window.window()) for name, window in sorted(self._classes.items())]
             worst = sorted(self._instances.items(), key=lambda entry: (-entry[1][1], -entry[1][0], entry[0]))
             instances = [NamedInstance(name, Judged(*judged)) for name, judged in worst[:MAX_BLAMED]]
-            self._report = self._new_report(classes=tuple(classes), instances=tuple(instances))
-            self._classes, self._instances = {}, {}
+            forms = Mix.of(self._forms).forms
+            self._report = self._new_report(classes=tuple(classes), instances=tuple(instances), forms=forms)
+            self._classes, self._instances, self._forms = {}, {}, ()
         return self._report
 
 
@@ -197,6 +202,7 @@ class AttainmentRecorder:
         """The open windows."""
         self._instances: dict[str, list[int]] = {}
         self._refusals = NO_REFUSALS
+        self._forms: deque[Form] = deque(maxlen=_MAX_ENDED)
         self._judged: defaultdict[tuple[str, Metric], list[int]] = defaultdict(lambda: [0, 0])
         """Requests judged in windows that have ended, missed and met, by modality."""
         self._closed: deque[_Closed] = deque()
@@ -213,12 +219,13 @@ class AttainmentRecorder:
         waited_s: float,
         now_s: float,
         begun: bool = False,
+        form: Form | None = None,
     ) -> Gaps:
         """A prompt is prepared, ``waited_s`` after the request's arrival. Returns where to count the gaps between tokens.
 
         ``counts`` is a window with nothing but its arrival. ``isolated`` is None if no profile has it; then it is
         estimated from requests of the class. Of an answer that another router has ``begun``, this one knows neither the
-        first token nor the whole time, so only gaps are judged.
+        first token nor the whole time, so only gaps are judged. ``form``: how it counts in the mix.
         """
         isolated = isolated or self.estimated(class_name, counts.media_tokens)
         request = self._running[number] = _Running(
@@ -240,6 +247,8 @@ class AttainmentRecorder:
             pixels=counts.pixels,
             prompt_tokens=counts.prompt_tokens,
         )
+        if form is not None and not begun:
+            self._forms.append(form)
         if isolated is not None:
             self._last_isolated[class_name] = isolated
         self.roll(now_s)
@@ -262,9 +271,12 @@ class AttainmentRecorder:
             self._answering(request, beginning)
         self.roll(now_s)
 
-    def ended(self, number: int, timeline: Timeline, now_s: float) -> None:
+    def ended(self, number: int, timeline: Timeline, now_s: float, form: Form | None = None) -> None:
+        """``form``: of its answer, for the mix; None if it has none."""
         if (request := self._running.pop(number, None)) is not None:
             self._over(request, timeline)
+        if form is not None:
+            self._forms.append(form)
         self._model = timeline.model
         self.roll(now_s)
 
@@ -429,7 +441,8 @@ class AttainmentRecorder:
             waiting_media_tokens=media_tokens,
             waiting_prompt_tokens=prompt_tokens,
         )
-        self._closed.append(_Closed(now_s, sequence, new_report, self._classes, self._instances))
+        self._closed.append(_Closed(now_s, sequence, new_report, self._classes, self._instances, self._forms))
+        self._forms = deque(maxlen=_MAX_ENDED)
         self._opened_s, self._instances, self._refusals = now_s, {}, NO_REFUSALS
         self._classes = defaultdict(WindowBuilder)
         while len(self._closed) > KEPT_REPORTS and self._closed[0].at_s <= self._slides_from_s:

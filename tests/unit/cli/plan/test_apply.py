@@ -112,6 +112,14 @@ def test_pools_that_scale_have_the_bounds_of_the_budget(tmp_path: Path) -> None:
     assert options["--pool-sizes"] == "E=2-5,PD=1-3"
 
 
+def test_a_plan_that_is_followed_has_the_sizes_of_its_pools(tmp_path: Path) -> None:
+    plan = plan_of(placement({"E": 3, "PD": 1}), budget=Budget({"cpu": 6}, None, 2.0))
+    options = options_of(command_in(applied(tmp_path, plan, "--autoscale", "--plan=plan.json", "--replan")))
+    assert options["--plan"] == "plan.json"
+    assert {"--replan", "--autoscale"} <= options.keys()
+    assert "--pool-sizes" not in options
+
+
 def test_answers_go_on_elsewhere_when_an_instance_drains_if_there_is_another(tmp_path: Path) -> None:
     alone, two = (
         options_of(command_in(applied(tmp_path, plan_of(placement({"E": 1, "P": 1, "D": count}))))) for count in (1, 2)

@@ -186,6 +186,9 @@ def test_the_commands_of_the_page_run(config: Path, tmp_path: Path, monkeypatch:
     commands = [shlex.split(block.replace("\\\n", " ")) for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL)]
     for program, command, *arguments in commands:
         assert (program, command) == ("triptych", "plan")
+        if arguments[0] == "apply":
+            assert "--replan" in triptych(*arguments)
+            continue
         assert "chosen: " in triptych(*arguments, "--candidates", 3)
     assert read(tmp_path / "plan.json").chosen is not None
     assert (tmp_path / "plan.html").is_file()

@@ -18,6 +18,7 @@ from triptych.domain.decision import (
     DecisionRecord,
     InstancePhase,
     Override,
+    PlannedSize,
     PoolFacts,
     PoolInstance,
     PoolState,
@@ -42,6 +43,7 @@ from triptych.machine.pool_manager.pool_events import (
     RemoveInstance,
     RolesSeen,
     ScaleTo,
+    SizePlanned,
     StartFailed,
 )
 from triptych.machine.pool_manager.reports import Dropped, RouterReports
@@ -346,6 +348,21 @@ def test_a_size_by_hand_is_ordered_at_once_also_if_it_is_the_one_that_the_pool_d
     assert times[-1] - times[-2] > 2 * (times[1] - times[0]), "repeated at growing distances"
     machine.handle(OverrideSet(4, 1e4), 300.0)
     assert ordered(302, 300) == [300.0]
+
+
+def test_the_size_of_a_plan_is_ordered_and_its_instance_drains() -> None:
+    machine = one_pool(initial=2)
+    machine.handle(InstancesSeen(ready("a", "b")), 0.0)
+    machine.handle(PoolTick(), 0.0)
+    machine.handle(SizePlanned(PlannedSize(4, "plan 1")), 1.0)
+    [order] = [effect for effect in machine.handle(PoolTick(), 1.0) if isinstance(effect, ScaleTo)]
+    assert (order.size, order.reason) == (4, "plan 1")
+    machine.handle(InstancesSeen(ready("a", "b", "c", "d")), 2.0)
+    machine.handle(SizePlanned(PlannedSize(3, "plan 2", "b")), 3.0)
+    [drain] = [effect for effect in machine.handle(PoolTick(), 3.0) if isinstance(effect, DrainInstance)]
+    assert (drain.instance_id, drain.reason) == ("b", "plan 2")
+    assert machine.records(3.0)[-1].decision.why is Why.PLAN
+    machine.validate()
 
 
 def test_an_order_that_the_scaler_refuses_is_shown() -> None:

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from triptych.domain.mix import Form
 from triptych.domain.slo import ChargedStage
 from triptych.domain.windows import ClassWindow, Judged, NamedClass, NamedInstance, Refusals, WindowReport
 from triptych.machine.pool_manager.reports import MAX_ROUTERS, Dropped, RouterReports
@@ -301,3 +302,23 @@ def test_a_miss_that_both_stages_are_charged_with_is_one_miss_of_a_hybrid() -> N
     image = ClassWindow(arrivals=10, items=10, ttft=Judged(6, 4), missed_encode=4, missed_prefill=4)
     reports.accept("r", report(1, classes=(NamedClass("image-256", image),)), 1.0)
     assert reports.attainment(ENCODERS + TEXTS, 1.0) == Judged(6, 4)
+
+
+def test_the_mix_is_that_of_the_window_and_of_all_routers() -> None:
+    reports = RouterReports()
+    text = Form("text", 2, 0, prompt_tokens=100)
+    image = Form("image", 1, 0, 1, 50_000, 1, 0.0, 400)
+    for at_s, forms in ((1, (text,)), (40, (text, image)), (41, (image,))):
+        said = report(at_s, forms=forms)
+        for router in ("r", "other"):
+            assert reports.accept(router, said, float(at_s)) is None
+    assert {form.kind: form.requests for form in reports.mix(30.0, 41.0).forms} == {"text": 4, "image": 4}
+    assert reports.mix(300.0, 41.0).requests == 12
+
+
+def test_forms_of_unknown_kinds_and_too_many_of_them_are_left_out() -> None:
+    reports = RouterReports()
+    forms = (Form("nonsense", 5, 0), Form("text", 0, 0), *(Form("text", 1, 0, prompt_tokens=2**at) for at in range(40)))
+    assert reports.accept("r", report(1, forms=forms), 1.0) is None
+    assert {form.kind for form in reports.mix(30.0, 1.0).forms} == {"text"}
+    assert reports.mix(30.0, 1.0).requests == 40

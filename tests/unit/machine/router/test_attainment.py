@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from triptych.domain.mix import MAX_FORMS, Form
 from triptych.domain.slo import NOTHING_EXPECTED, Expected, Isolated, Slo
 from triptych.domain.timeline import ItemTimeline, Outcome, Timeline
 from triptych.domain.windows import ClassWindow, Judged, Refusals, WindowReport, merged
@@ -55,10 +56,10 @@ class Router:
     def reports(self) -> list[WindowReport]:
         return self.recorder.reports(0, self.now_s)
 
-    def arrives(self, shape: Shape) -> int:
+    def arrives(self, shape: Shape, form: Form | None = None) -> int:
         self.number += 1
         self.gaps = self.recorder.prepared(
-            self.number, shape.class_name, shape.counts, shape.isolated, waited_s=0.0, now_s=self.now_s
+            self.number, shape.class_name, shape.counts, shape.isolated, waited_s=0.0, now_s=self.now_s, form=form
         )
         return self.number
 
@@ -91,6 +92,30 @@ def test_a_window_has_the_load_at_arrival_and_the_outcome_at_the_end() -> None:
     window = router.window()
     assert (window.arrivals, window.done, window.output_tokens, window.ttft) == (1, 1, 11, Judged(1, 0))
     assert router.reports[1].waiting == 0
+
+
+def test_a_report_has_the_forms_of_the_requests_that_came_and_were_answered_in_its_window() -> None:
+    router = Router()
+    came = Form("text", 1, 0, prompt_tokens=30)
+    answered = Form("text", 0, 1, prompt_tokens=30, output_tokens=11)
+    for form in (answered, answered, None):
+        number = router.arrives(TEXT, came)
+        router.recorder.ended(number, timeline(items=0), router.now_s, form)
+    router.window()
+    assert set(router.reports[0].forms) == {
+        Form("text", 3, 0, prompt_tokens=90),
+        Form("text", 0, 2, prompt_tokens=60, output_tokens=22),
+    }
+    router.window()
+    assert router.reports[1].forms == ()
+
+
+def test_a_window_has_a_bounded_number_of_forms() -> None:
+    router = Router()
+    for number in range(500):
+        router.arrives(TEXT, Form("image", 1, 0, number % 40, 2 ** (number % 13), 1, 0.0, 2 ** (number % 17)))
+    router.window()
+    assert len(router.reports[0].forms) == MAX_FORMS
 
 
 def test_what_is_expected_of_a_request_is_what_it_is_judged_by() -> None:

@@ -1,0 +1,119 @@
+"""A plan that is followed while the mix of requests changes: drifts, what is asked of a search, and what came of it."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from triptych.domain.mix import Mix
+from triptych.domain.stage import INSTANCE_NAMES, Role
+
+Counts = Mapping[Role, int]
+"""Instances by role."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleCount:
+    role: Role
+    count: int
+
+
+def role_counts(counts: Counts) -> tuple[RoleCount, ...]:
+    """In the usual order of roles, without those that have no instance."""
+    return tuple(RoleCount(role, counts[role]) for role in INSTANCE_NAMES if counts.get(role))
+
+
+def by_role(counts: tuple[RoleCount, ...]) -> Counter[Role]:
+    return Counter({entry.role: entry.count for entry in counts})
+
+
+def in_letters(counts: tuple[RoleCount, ...]) -> str:
+    """As ``--roles`` has them: ``E:2,PD:1``."""
+    return ",".join(f"{entry.role.value}:{entry.count}" for entry in counts) or "nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """The population stability index of one figure of the mix (``policy.drift``)."""
+
+    figure: str
+    index: float
+    bound: float
+    """What the index must exceed to count."""
+
+    @property
+    def is_one(self) -> bool:
+        return self.index > self.bound
+
+    def __str__(self) -> str:
+        return f"{self.figure} {self.index:.2f}"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanQuestion:
+    """Question to a search: whether another placement is better for the mix that is seen."""
+
+    present: tuple[RoleCount, ...]
+    """What the members serve now."""
+    mix: Mix
+    rate: float
+    """Requests per second."""
+    roles: frozenset[Role]
+    """Roles that instances can be given."""
+    most: int
+    """Instances that there can be."""
+    scales: bool
+    """Whether instances can be started and stopped."""
+    gain: float
+    """By how much another placement must be better, as a share."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Answer of a search. ``wanted`` is the present placement if nothing is better by enough."""
+
+    wanted: tuple[RoleCount, ...]
+    gain: float
+    """By how much it is better, as a share: of the price, else of the requests that meet the objectives."""
+    reason: str
+
+
+class PlanOutcome(StrEnum):
+    KEPT = "kept"
+    """Nothing is better by enough."""
+    ADVISED = "advised"
+    """Something is better, and nothing moves there."""
+    MOVING = "moving"
+    MOVED = "moved"
+    FAILED = "failed"
+    """The search, or the move, has not succeeded."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanDecision:
+    """What came of one search."""
+
+    number: int
+    age_s: float
+    """Time since the decision, seconds."""
+    present: tuple[RoleCount, ...]
+    wanted: tuple[RoleCount, ...]
+    gain: float
+    reason: str
+    outcome: PlanOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class PlanStatus:
+    """How a pool manager follows its plan, for people."""
+
+    model: str
+    replans: bool
+    """Whether it moves to better placements."""
+    present: tuple[RoleCount, ...]
+    """What the members serve now."""
+    drifts: tuple[Drift, ...]
+    state: str
+    """In words: what it waits for, or does."""
+    decisions: tuple[PlanDecision, ...]
+    """The last ones, oldest first."""
