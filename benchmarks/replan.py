@@ -5,7 +5,6 @@ The real services of a simulated cluster serve Qwen3-VL-4B on L4s, whose costs a
 
 ``fixed``      the plan with the fewest instances, of those with the whole model on each (EPD) or encoders apart (E, PD), that has at least the
                attainment of ``replan`` over the whole run: found by queues, and confirmed by the services
-``first``      the plan for the first mix, as it is
 ``autoscaled`` EPD instances that follow their load, without a plan
 ``replan``     follows the plan (``--plan --replan --autoscale``), with instances that can switch roles
 
@@ -51,7 +50,7 @@ DEVICE, MOST, CORES = "l4", 16, 8
 OBJECTIVES, ATTAINMENT = Objectives(4.0, 0.5), 0.9
 SEARCH_S = 20.0
 CONTROL_S, TIMEOUT_S = 0.0003, 300.0
-FIXED, FIRST, AUTOSCALED, REPLAN = "fixed", "first", "autoscaled", "replan"
+FIXED, AUTOSCALED, REPLAN = "fixed", "autoscaled", "replan"
 _SETTINGS = ("--max-sequences=64", "--max-batch-items=8", "--slo=ttft=4s,tbt=1s")
 _TEXT, _IMAGE, _VIDEO = "text", "images", "videos"
 
@@ -87,7 +86,7 @@ class Settings:
     rate: float = 2.7
     phase_s: float = 600.0
     seed: int = 0
-    rows: tuple[str, ...] = (REPLAN, FIXED, FIRST, AUTOSCALED)
+    rows: tuple[str, ...] = (REPLAN, FIXED, AUTOSCALED)
 
 
 QUICK = Settings(phase_s=150.0, rows=(REPLAN,))
@@ -255,8 +254,6 @@ def measured(settings: Settings) -> tuple[list[Row], dict[str, Any]]:
                     rows.append(bench.served(REPLAN, bench.first, bench.following()))
                 case "fixed":
                     rows.append(bench.best_fixed(rows[0].attainment))
-                case "first":
-                    rows.append(bench.served(FIRST, bench.first, bench.deployment(bench.first)))
                 case _:
                     roles = f"EPD:{sum(plan.candidates[0].placement.roles.values())}"
                     rows.append(bench.served(AUTOSCALED, roles, bench.deployment(roles, scales=True)))
