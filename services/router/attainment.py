@@ -168,13 +168,12 @@ class Attainment:
         if self._keeps_windows and (beginning := task.machine.beginning()) is not None:
             self._recorder.answering(task.number, beginning, now_s)
 
-    def ended(self, number: int, timeline: Timeline, form: Form | None = None) -> None:
-        """``form``: of its answer, for the mix; None if it has none."""
+    def ended(self, number: int, timeline: Timeline) -> None:
         now_s, is_done = self._clock(), timeline.outcome is Outcome.DONE
         answer_s = timeline.total_s - timeline.ttft_s if is_done and not timeline.continued_tokens else None
         self._waits.ended(number, answer_s, now_s, served=self._served(timeline) if is_done else None)
         if self._keeps_windows:
-            self._recorder.ended(number, timeline, now_s, form)
+            self._recorder.ended(number, timeline, now_s)
         else:
             self._recorder.forget(number)
 

@@ -11,13 +11,12 @@ from triptych.domain.embedding import LEASE_ID_NBYTES, LeaseId
 from triptych.domain.generation import ChatEvent
 from triptych.domain.instance import InstanceLoad, ModelInfo
 from triptych.domain.item_plan import ItemPlan
-from triptych.domain.mix import Form
-from triptych.domain.recent import ChatShape, EndedChat, RecentChats
+from triptych.domain.recent import EndedChat, RecentChats
 from triptych.domain.resolving import ResolvedItem, ResolveRequest
 from triptych.domain.slo import Isolated, Slo
 from triptych.domain.stage import ModelPart
 from triptych.domain.tenant import NOBODY, Tenant
-from triptych.domain.timeline import Outcome, Readiness, Timeline
+from triptych.domain.timeline import Readiness, Timeline
 from triptych.domain.windows import ClassWindow
 from triptych.errors import (
     DeadlineExceeded,
@@ -31,7 +30,6 @@ from triptych.machine.router.cluster_events import KeysTold
 from triptych.machine.router.embedding_directory import KnownSlot
 from triptych.machine.router.request import RequestMachine
 from triptych.policy import admission
-from triptych.policy.attainment import form_of
 from triptych.policy.policies import Policies
 from triptych.policy.pool_facts import Profiles, isolated
 from triptych.policy.sharding import can_split
@@ -409,7 +407,7 @@ class RouterService:
                 self._history.count_unprepared()
             else:
                 self._history.add_chat(EndedChat(task.started_s, task.tenant.name, task.shape, timeline))
-            self.attainment.ended(task.number, timeline, _answered(task.shape, timeline))
+            self.attainment.ended(task.number, timeline)
             self._record.ended(timeline, task.finish_reason)
         else:
             self._record.resolved(timeline)
@@ -456,13 +454,6 @@ class RouterService:
         if name != model.model_id:
             raise ModelNotFound(f"model {name!r} is not served here; {model.model_id!r} is", param="model")
         return model
-
-
-def _answered(shape: ChatShape | None, timeline: Timeline) -> Form | None:
-    """How a chat that has ended counts in the mix."""
-    if shape is None or timeline.outcome is not Outcome.DONE:
-        return None
-    return form_of(shape.media, shape.prompt_tokens, timeline.completion_tokens)
 
 
 def _slots(plans: Sequence[ItemPlan], items: Sequence[ResolvedItem]) -> dict[bytes, KnownSlot]:

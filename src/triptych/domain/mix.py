@@ -49,6 +49,12 @@ class Form:
             _bits(self.output_tokens, self.answered),
         )
 
+    def after_answer(self, output_tokens: int) -> "Form":
+        """How a request that came in this form counts again when it is answered."""
+        return Form(
+            self.kind, 0, 1, self.items, self.pixels, self.frames, self.seconds, self.prompt_tokens, output_tokens
+        )
+
     def __add__(self, other: "Form") -> "Form":
         return Form(
             self.kind,

@@ -84,8 +84,8 @@ class Demand:
                 share=0.0,
             )
             counts[need] += 1
-            media = [item.info for item in shape.items]
-            forms += [form_of(media, need.prompt_tokens), form_of(media, need.prompt_tokens, need.output_tokens)]
+            form = form_of([item.info for item in shape.items], need.prompt_tokens)
+            forms += [form, form.after_answer(need.output_tokens)]
         served = sum(counts.values())
         if not served:
             raise WorkloadError(f"no request can be served: {fault}")

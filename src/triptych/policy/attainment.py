@@ -35,20 +35,19 @@ def arrival(items: Sequence[ItemPlan], prompt_tokens: int) -> tuple[str, ClassWi
     return request_class(tokens), counts
 
 
-def form_of(media: Sequence[MediaInfo], prompt_tokens: int, output_tokens: int | None = None) -> Form:
-    """The form of a request that comes, or with ``output_tokens`` of one that was answered."""
+def form_of(media: Sequence[MediaInfo], prompt_tokens: int) -> Form:
+    """The form of a request that comes."""
     modalities = {info.modality for info in media}
     costliest = next((modality for modality in _COSTLIEST if modality in modalities), None)
     return Form(
         TEXT if costliest is None else costliest.value,
-        int(output_tokens is None),
-        int(output_tokens is not None),
+        1,
+        0,
         len(media),
         sum([info.samples_or_pixels for info in media]),
         sum([info.frames for info in media]),
         sum([info.duration_s for info in media]),
         prompt_tokens,
-        output_tokens or 0,
     )
 
 

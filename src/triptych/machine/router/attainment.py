@@ -150,6 +150,7 @@ class _Running:
     judged: bool = False
     begun: bool = False
     """By another router."""
+    form: Form | None = None
 
 
 @dataclass(slots=True)
@@ -238,6 +239,7 @@ class AttainmentRecorder:
             begun=begun,
             answering=begun,
             judged=begun,
+            form=form,
         )
         self._classes[class_name].add(
             arrivals=counts.arrivals,
@@ -271,12 +273,11 @@ class AttainmentRecorder:
             self._answering(request, beginning)
         self.roll(now_s)
 
-    def ended(self, number: int, timeline: Timeline, now_s: float, form: Form | None = None) -> None:
-        """``form``: of its answer, for the mix; None if it has none."""
+    def ended(self, number: int, timeline: Timeline, now_s: float) -> None:
         if (request := self._running.pop(number, None)) is not None:
             self._over(request, timeline)
-        if form is not None:
-            self._forms.append(form)
+            if request.form is not None and timeline.outcome is Outcome.DONE:
+                self._forms.append(request.form.after_answer(timeline.completion_tokens))
         self._model = timeline.model
         self.roll(now_s)
 

@@ -97,10 +97,8 @@ def test_a_window_has_the_load_at_arrival_and_the_outcome_at_the_end() -> None:
 def test_a_report_has_the_forms_of_the_requests_that_came_and_were_answered_in_its_window() -> None:
     router = Router()
     came = Form("text", 1, 0, prompt_tokens=30)
-    answered = Form("text", 0, 1, prompt_tokens=30, output_tokens=11)
-    for form in (answered, answered, None):
-        number = router.arrives(TEXT, came)
-        router.recorder.ended(number, timeline(items=0), router.now_s, form)
+    for outcome in (Outcome.DONE, Outcome.DONE, Outcome.FAILED):
+        router.is_over(router.arrives(TEXT, came), replace(timeline(items=0), outcome=outcome))
     router.window()
     assert set(router.reports[0].forms) == {
         Form("text", 3, 0, prompt_tokens=90),
