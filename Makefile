@@ -54,8 +54,8 @@ demo-burst: $(RUNTIME)  ## Watch pools grow and shrink with a burst of images, i
 check: lint  ## While you work: lint, types, and the unit tests that are quick and start no process
 	$(PYTEST) $(FEWER) -q -p no:schemathesis --hypothesis-profile=check -m "not slow and not extended" tests/unit
 
-test: check  ## The rest of the unit tests, contracts, simulations, and one pass of each surface end to end
-	$(PYTEST) $(WORKERS) -rs --durations=10 -m "(slow or hypothesis) and not extended"
+test: lint  ## All unit tests, contracts, simulations, and one pass of each surface end to end
+	$(PYTEST) $(WORKERS) -rs --durations=10 -m "not extended"
 
 test-all: test  ## The rest of the suite
 	$(PYTEST) $(FEWER) -rs --durations=10 -m extended
