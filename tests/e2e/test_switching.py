@@ -28,7 +28,7 @@ from triptych.domain.stage import Role, Stage
 from triptych.errors import FailedPrecondition
 from triptych.rpc.stubs import PoolManagerStub
 
-STREAMS = 30
+STREAMS = 16
 """At a time, one after the other until the last switch."""
 TOKENS = 120
 BODY = Question("What digits are shown?", ("9_c",), max_tokens=TOKENS).body(

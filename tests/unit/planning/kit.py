@@ -29,8 +29,8 @@ LIMITS = Limits(8, 32, 2048)
 MODEL = replace(FAKE_MODEL, context_length=FAMILY.context_length)
 OBJECTIVES = Objectives(ttft_s=1.0, tpot_s=0.06)
 ROUNDS = (
-    Round(40, 2, 1, 0.25, "queues", keeps=3),
-    Round(40, 2, 1, 0.2, "machines", keeps=0, begin=0.9, tries_headroom=True),
+    Round(40, 2, 1, 0.25, "queues", keeps=3, most_requests=300),
+    Round(40, 2, 1, 0.2, "machines", keeps=0, begin=0.9, tries_headroom=True, most_requests=300),
 )
 """Short ones. The first alone is enough for what is known before the last placements are looked at closely."""
 

@@ -35,10 +35,10 @@ def point_of(sizes: Mapping[Role, int], found: list[Point]) -> Point:
 
 
 def simulated_goodput(sizes: Mapping[Role, int], expected: float, objectives: Objectives, mix: Mix = MIX) -> float:
-    search = RateSearch(Bracket(expected / 4, 4 * expected), 0.05)
+    search = RateSearch(Bracket(expected / 2, 2 * expected), 0.08)
     while (rate := search.next_rate) is not None:
         made = deployment(sizes, text={"engine": {"kv_cache_bytes": 1 << 34}})
-        outcome = queues.simulate(made, plan(rate, max(300, int(12 * rate)), mix=mix), timeout_s=60.0)
+        outcome = queues.simulate(made, plan(rate, max(300, int(8 * rate)), mix=mix), timeout_s=60.0)
         share = summarize(outcome.records, objectives, rate).attainment or 0.0
         search.tried(rate, is_good=share >= 0.9)
     return search.good or 0.0
