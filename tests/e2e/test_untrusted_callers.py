@@ -51,6 +51,8 @@ GROWTH_NBYTES = 400 << 20
 CALL_S = 60.0
 SERVICES = ("encoder-1", "text-1", "router", "pool-manager")
 PNG = (DIGITS / "9_c.png").read_bytes()
+REFUSED = {"/triptych.v1.PoolManager/SetLimits", "/triptych.v1.PoolManager/Roll", f"/{SERVICE_NAME}/SetDegree"}
+"""Where good requests are refused: the member has no limits that can change, and nothing starts instances."""
 DEFECTS = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DEADLINE_EXCEEDED)
 CHANNEL = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
 
@@ -244,6 +246,18 @@ async def good_requests(cluster: LocalCluster, ports: dict[str, Port]) -> list[t
             pool_manager_pb2.SwitchRequest(instance_id="somebody", role=instance_pb2.ROLE_E),
         ),
         (manager, "PoolManager/SetSize", size_request()),
+        (
+            manager,
+            "PoolManager/SetLimits",
+            pool_manager_pb2.SetLimitsRequest(
+                instance_id="somebody", limits=instance_pb2.InstanceLimits(max_batch_items=2)
+            ),
+        ),
+        (
+            manager,
+            "PoolManager/Roll",
+            pool_manager_pb2.RollRequest(model=MODEL_ID, role=instance_pb2.ROLE_E, degree=2),
+        ),
     ]
     reflected = reflection_pb2.ServerReflectionRequest(file_containing_symbol="triptych.v1.Text")
     return [
@@ -264,6 +278,7 @@ async def scaler_requests() -> AsyncIterator[list[tuple[Port, str, Message]]]:
         yield [
             (port, f"/{SERVICE_NAME}/Scale", scaler_pb2.ScaleRequest(pool=pool, size=1, token=2**64 - 1)),
             (port, f"/{SERVICE_NAME}/Remove", scaler_pb2.RemoveRequest(pool=pool, instance="e", token=2**64 - 1)),
+            (port, f"/{SERVICE_NAME}/SetDegree", scaler_pb2.SetDegreeRequest(pool=pool, degree=2, token=2**64 - 1)),
             (port, f"/{SERVICE_NAME}/Pools", scaler_pb2.PoolsRequest()),
         ]
         await port.channel.close()
@@ -286,7 +301,8 @@ async def test_no_mutated_request_affects_an_instance() -> None:
         requests = [*await good_requests(cluster, ports), *of_scaler]
         assert REQUESTS.keys() <= {path for _, path, _ in requests}
         for port, path, good in requests:
-            assert await port.call(path, good.SerializeToString()) is grpc.StatusCode.OK, f"{path} of a good request"
+            wanted = grpc.StatusCode.INVALID_ARGUMENT if path in REFUSED else grpc.StatusCode.OK
+            assert await port.call(path, good.SerializeToString()) is wanted, f"{path} of a good request"
             for what, data in mutations(good, seed=7):
                 code = await port.call(path, data)
                 if code in DEFECTS:
