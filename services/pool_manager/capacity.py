@@ -3,10 +3,10 @@ takes.
 """
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from triptych.domain.decision import PoolFacts
 from triptych.domain.instance import InstanceLimits, ServedPart
@@ -128,22 +128,16 @@ class Capacities:
 
         It follows ModServe (sections 4.2 and 4.3), as far as profiles tell. There is none for roles but E and PD.
         """
-        kind, _ = self._kinds.get(name, (_Kind(), True))
-        encoder = kind.encoder or self._other(name.model, ModelPart.ENCODER)
-        decoder = kind.decoder or self._other(name.model, ModelPart.DECODER)
+        kind, encoder, decoder = self._parts(name)
         if name.role not in (Role.E, Role.PD) or (encoder if name.role is Role.E else decoder) is None:
             return ()
-        slo = _parsed(self._objectives.get(name.model, ((), True))[0])
-        degrees = {degree: Profiles(self._costs(encoder, degree), self._costs(decoder, degree)) for degree in _DEGREES}
-        items, text = _limits(kind)
+        slo, degrees, (items, text) = self._slo(name), self._by_degree(encoder, decoder), _limits(kind)
         try:
             if name.role is Role.E:
-                most = max((row.items for row in _tables(degrees, ModelPart.ENCODER, "encode")), default=1)
-                sizing = encoder_sizing(degrees, slo, classes, limits=items, most=most)
+                sizing = encoder_sizing(degrees, slo, classes, limits=items, most=_most_items(degrees))
                 now = items.max_items
             else:
-                most = max((row.batch for row in _tables(degrees, ModelPart.DECODER, "decode")), default=1)
-                sizing = text_sizing(degrees, slo, classes, limits=text, most=most)
+                sizing = text_sizing(degrees, slo, classes, limits=text, most=_most_sequences(degrees))
                 now = text.max_sequences
         except ValueError:  # a profile without the tables that this mix needs: ``facts`` names it
             return ()
@@ -158,45 +152,50 @@ class Capacities:
         """The largest batch that the pool's instances should have, with the degree that they have; None to leave it. Roles E, P, D
         and PD only: the batches of others share a device.
         """
-        kind, _ = self._kinds.get(name, (_Kind(), True))
-        encoder = kind.encoder or self._other(name.model, ModelPart.ENCODER)
-        decoder = kind.decoder or self._other(name.model, ModelPart.DECODER)
+        kind, encoder, decoder = self._parts(name)
         if (kind.encoder if name.role is Role.E else kind.decoder) is None:
             return None
-        slo = _parsed(self._objectives.get(name.model, ((), True))[0])
-        profiles = Profiles(self._costs(encoder), self._costs(decoder))
-        items, text = _limits(kind)
+        slo, profiles, (items, text) = (
+            self._slo(name),
+            Profiles(self._costs(encoder), self._costs(decoder)),
+            _limits(kind),
+        )
         try:
             if name.role is Role.E:
-                most = max((row.items for row in _tables({0: profiles}, ModelPart.ENCODER, "encode")), default=1)
-                return better_encoder_batch(profiles, slo, classes, limits=items, most=most)
+                return better_encoder_batch(profiles, slo, classes, limits=items, most=_most_items({0: profiles}))
             if name.role.serves(Stage.ENCODE):
                 return None
-            most = max((row.batch for row in _tables({0: profiles}, ModelPart.DECODER, "decode")), default=1)
+            most = _most_sequences({0: profiles})
             return better_text_batch(profiles, slo, classes, limits=text, most=most, role=name.role)
         except ValueError:  # a profile without the tables that this mix needs: ``facts`` names it
             return None
 
     def better_degree(self, name: PoolName, classes: Mapping[str, ClassWindow]) -> DegreeChange | None:
         """The tensor-parallel degree that the pool's instances should have; None to leave it. Roles E and PD only."""
-        kind, _ = self._kinds.get(name, (_Kind(), True))
-        encoder = kind.encoder or self._other(name.model, ModelPart.ENCODER)
-        decoder = kind.decoder or self._other(name.model, ModelPart.DECODER)
+        kind, encoder, decoder = self._parts(name)
         part = encoder if name.role is Role.E else decoder
         if name.role not in (Role.E, Role.PD) or part is None:
             return None
-        slo = _parsed(self._objectives.get(name.model, ((), True))[0])
-        degrees = {degree: Profiles(self._costs(encoder, degree), self._costs(decoder, degree)) for degree in _DEGREES}
-        items, text = _limits(kind)
+        slo, degrees, (items, text) = self._slo(name), self._by_degree(encoder, decoder), _limits(kind)
         now = part.identity.tensor_parallel
         try:
             if name.role is Role.E:
-                most = max((row.items for row in _tables(degrees, ModelPart.ENCODER, "encode")), default=1)
-                return better_encoder_degree(degrees, slo, classes, limits=items, now=now, most=most)
-            most = max((row.batch for row in _tables(degrees, ModelPart.DECODER, "decode")), default=1)
-            return better_text_degree(degrees, slo, classes, limits=text, now=now, most=most)
+                return better_encoder_degree(degrees, slo, classes, limits=items, now=now, most=_most_items(degrees))
+            return better_text_degree(degrees, slo, classes, limits=text, now=now, most=_most_sequences(degrees))
         except ValueError:  # a profile without the tables that this mix needs: ``facts`` names it
             return None
+
+    def _parts(self, name: PoolName) -> tuple[_Kind, ServedPart | None, ServedPart | None]:
+        """What the pool's instances are, and the encoder and the decoder that requests pass: those of another pool where it has none."""
+        kind, _ = self._kinds.get(name, (_Kind(), True))
+        encoder = kind.encoder or self._other(name.model, ModelPart.ENCODER)
+        return kind, encoder, kind.decoder or self._other(name.model, ModelPart.DECODER)
+
+    def _slo(self, name: PoolName) -> Slo:
+        return _parsed(self._objectives.get(name.model, ((), True))[0])
+
+    def _by_degree(self, encoder: ServedPart | None, decoder: ServedPart | None) -> Mapping[int, Profiles]:
+        return {degree: Profiles(self._costs(encoder, degree), self._costs(decoder, degree)) for degree in _DEGREES}
 
     def _hosts(self, encoder: ServedPart | None, decoder: ServedPart | None) -> tuple[str, ...]:
         if not self._host_devices or encoder is None or decoder is None:
@@ -248,10 +247,16 @@ def _limits(kind: _Kind) -> tuple[EncoderLimits, TextLimits]:
     return encoder, text
 
 
-def _tables(degrees: Mapping[int, Profiles], part: ModelPart, table: str) -> Iterator[Any]:
-    for profiles in degrees.values():
-        costs = profiles.encoder if part is ModelPart.ENCODER else profiles.text
-        yield from () if costs is None else getattr(costs.profile, table)
+def _most_items(degrees: Mapping[int, Profiles]) -> int:
+    """The largest pass of an encoder that was measured."""
+    known = (profiles.encoder.profile.encode for profiles in degrees.values() if profiles.encoder is not None)
+    return max((row.items for rows in known for row in rows), default=1)
+
+
+def _most_sequences(degrees: Mapping[int, Profiles]) -> int:
+    """The largest step of a decoder that was measured."""
+    known = (profiles.text.profile.decode for profiles in degrees.values() if profiles.text is not None)
+    return max((row.batch for rows in known for row in rows), default=1)
 
 
 def _start_s(profiles: Profiles, *, encoder: bool, text: bool) -> float | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil, inf
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from triptych.domain.decision import PoolFacts
 from triptych.domain.slo import ChargedStage, Isolated, Metric, Slo
@@ -111,38 +111,28 @@ def encoder_sizing(
     """The batch, up to ``most``, and the tensor-parallel degree that are best for encoders, among the degrees with profiles;
     None where no capacity is known.
     """
-    return _sizing(
-        {degree: partial(_encoder, profiles, slo, classes) for degree, profiles in by_degree.items()},
-        lambda batch: replace(limits, max_items=batch),
-        most,
-    )
+    return _sizing(_by_degree(_encoder_at, by_degree, slo, classes, limits), most)
 
 
 def text_sizing(
     by_degree: Mapping[int, Profiles], slo: Slo, classes: Mapping[str, ClassWindow], *, limits: TextLimits, most: int
 ) -> Sizing | None:
     """As ``encoder_sizing``, for text instances: the batch is that of a decode step."""
-    return _sizing(
-        {degree: partial(_text, profiles, slo, classes, role=Role.PD) for degree, profiles in by_degree.items()},
-        lambda batch: replace(limits, max_sequences=batch),
-        most,
-    )
+    return _sizing(_by_degree(_text_at, by_degree, slo, classes, limits), most)
 
 
 def better_encoder_batch(
     profiles: Profiles, slo: Slo, classes: Mapping[str, ClassWindow], *, limits: EncoderLimits, most: int
 ) -> BatchChange | None:
     """The largest batch of encoders that run, if another one is better; None also where no capacity is known."""
-    at = partial(_encoder, profiles, slo, classes)
-    return _better(lambda batch: at(replace(limits, max_items=batch)), limits.max_items, most)
+    return _better(partial(_encoder_at, profiles, slo, classes, limits), limits.max_items, most)
 
 
 def better_text_batch(
     profiles: Profiles, slo: Slo, classes: Mapping[str, ClassWindow], *, limits: TextLimits, most: int, role: Role
 ) -> BatchChange | None:
     """As ``better_encoder_batch``, for text instances."""
-    at = partial(_text, profiles, slo, classes, role=role)
-    return _better(lambda batch: at(replace(limits, max_sequences=batch)), limits.max_sequences, most)
+    return _better(partial(_text_at, profiles, slo, classes, limits, role=role), limits.max_sequences, most)
 
 
 def better_encoder_degree(
@@ -155,10 +145,7 @@ def better_encoder_degree(
     most: int,
 ) -> DegreeChange | None:
     """The tensor-parallel degree of encoders, if another one with a profile is better than that of ``now``."""
-    found = {
-        degree: partial(_limited_encoder, profiles, slo, classes, limits) for degree, profiles in by_degree.items()
-    }
-    return _better_degree(found, now, most)
+    return better_degree(_known(_by_degree(_encoder_at, by_degree, slo, classes, limits)), now, most=most)
 
 
 def better_text_degree(
@@ -171,28 +158,10 @@ def better_text_degree(
     most: int,
 ) -> DegreeChange | None:
     """As ``better_encoder_degree``, for text instances of role PD."""
-    found = {degree: partial(_limited_text, profiles, slo, classes, limits) for degree, profiles in by_degree.items()}
-    return _better_degree(found, now, most)
+    return better_degree(_known(_by_degree(_text_at, by_degree, slo, classes, limits)), now, most=most)
 
 
-def _limited_encoder(
-    profiles: Profiles, slo: Slo, classes: Mapping[str, ClassWindow], limits: EncoderLimits, batch: int
-) -> "_Found | str":
-    return _encoder(profiles, slo, classes, replace(limits, max_items=batch))
-
-
-def _limited_text(
-    profiles: Profiles, slo: Slo, classes: Mapping[str, ClassWindow], limits: TextLimits, batch: int
-) -> "_Found | str":
-    return _text(profiles, slo, classes, replace(limits, max_sequences=batch), Role.PD)
-
-
-def _better_degree(found: Mapping[int, Callable[[int], "_Found | str"]], now: int, most: int) -> DegreeChange | None:
-    known = {degree: partial(_capacity, at) for degree, at in found.items() if isinstance(at(1), _Found)}
-    return better_degree(known, now, most=most)
-
-
-def _better(at: Callable[[int], "_Found | str"], now: int, most: int) -> BatchChange | None:
+def _better(at: "_At", now: int, most: int) -> BatchChange | None:
     return better_batch(partial(_capacity, at), now, most=most) if isinstance(at(1), _Found) else None
 
 
@@ -204,24 +173,43 @@ class _Found(NamedTuple):
     """Tokens per second of an instance that serves one item or request after the other, without objectives."""
 
 
-_LimitsT = TypeVar("_LimitsT")
+_At = Callable[[int], _Found | str]
+"""By the largest batch."""
 
 
-def _sizing(
-    found: Mapping[int, Callable[[_LimitsT], _Found | str]], limits: Callable[[int], _LimitsT], most: int
-) -> Sizing | None:
-    def limited(at: Callable[[_LimitsT], _Found | str], batch: int) -> _Found | str:
-        return at(limits(batch))
+def _by_degree(at: Callable[..., _Found | str], by_degree: Mapping[int, Profiles], *given: object) -> Mapping[int, _At]:
+    return {degree: partial(at, profiles, *given) for degree, profiles in by_degree.items()}
 
-    known = {
-        degree: partial(_capacity, partial(limited, at))
-        for degree, at in found.items()
-        if isinstance(at(limits(1)), _Found)
-    }
+
+def _encoder_at(
+    profiles: Profiles, slo: Slo, classes: Mapping[str, ClassWindow], limits: EncoderLimits, batch: int
+) -> _Found | str:
+    return _encoder(profiles, slo, classes, replace(limits, max_items=batch))
+
+
+def _text_at(
+    profiles: Profiles,
+    slo: Slo,
+    classes: Mapping[str, ClassWindow],
+    limits: TextLimits,
+    batch: int,
+    *,
+    role: Role = Role.PD,
+) -> _Found | str:
+    return _text(profiles, slo, classes, replace(limits, max_sequences=batch), role)
+
+
+def _known(found: Mapping[int, _At]) -> Mapping[int, Callable[[int], Capacity]]:
+    """Capacities of the degrees of which something is known."""
+    return {degree: partial(_capacity, at) for degree, at in found.items() if isinstance(at(1), _Found)}
+
+
+def _sizing(found: Mapping[int, _At], most: int) -> Sizing | None:
+    known = _known(found)
     return choose_size(known, most=most) if known else None
 
 
-def _capacity(at: Callable[[int], _Found | str], batch: int) -> Capacity:
+def _capacity(at: _At, batch: int) -> Capacity:
     result = at(batch)
     return result.capacity if isinstance(result, _Found) else Capacity(0.0, 0.0, batch, inf)
 
