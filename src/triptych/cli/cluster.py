@@ -18,7 +18,6 @@ from triptych.cli import ports
 from triptych.cli.child import child_command
 from triptych.cli.model import Model
 from triptych.cli.outcome import CliError, ClusterError
-from triptych.cli.placement import Kind
 from triptych.cli.process_plan import (
     ENGINES,
     MANAGER,
@@ -33,7 +32,7 @@ from triptych.cli.process_plan import (
 from triptych.cli.service_options import loaded
 from triptych.cli.tiers import NO_TIERS, Tiers
 from triptych.domain.reasons import shown
-from triptych.domain.scaling import ProcessPhase
+from triptych.domain.scaling import Kind, ProcessPhase
 from triptych.domain.stage import Role
 from triptych.errors import InvalidRequest, Unavailable
 from triptych.machine.process_pool_events import ProcessEnded

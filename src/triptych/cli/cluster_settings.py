@@ -7,13 +7,12 @@ from pathlib import Path
 
 from triptych.cli.model import Model
 from triptych.cli.outcome import CliError
-from triptych.cli.placement import Kind
 from triptych.cli.presets import Preset
 from triptych.cli.process_plan import service_of
 from triptych.cli.service_options import Flags, loaded, without_instance_flags
 from triptych.domain.pool_sizes import bounds_of, parse_bounds
 from triptych.domain.profile import BadProfile
-from triptych.domain.scaling import PoolName
+from triptych.domain.scaling import Kind, PoolName
 from triptych.domain.slo import Metric, Slo
 from triptych.domain.stage import ModelPart, Role, Stage
 from triptych.runtime.profiles import KnownProfiles, the_profile

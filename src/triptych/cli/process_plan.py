@@ -11,9 +11,9 @@ from typing import Self, TypedDict, Unpack
 from triptych.cli import ports
 from triptych.cli.model import Model
 from triptych.cli.outcome import ClusterError
-from triptych.cli.placement import DEFAULT_ROLES, Kind, placed_kinds
+from triptych.cli.placement import DEFAULT_ROLES, placed_kinds
 from triptych.cli.tiers import NO_TIERS, TierPlan, Tiers
-from triptych.domain.scaling import PoolName
+from triptych.domain.scaling import Kind, PoolName
 from triptych.domain.stage import INSTANCE_NAMES, Role, Stage
 from triptych.domain.tier import Tier
 

@@ -9,9 +9,9 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from triptych.cli.outcome import CliError
-from triptych.cli.placement import Kind
 from triptych.cli.service_options import Flags, loaded, parse, without_instance_flags
 from triptych.domain.profile import BadProfile, Profile
+from triptych.domain.scaling import Kind
 from triptych.domain.stage import ModelPart, Role
 from triptych.domain.tier import Tier
 from triptych.runtime.profiles import the_profile, write_profile

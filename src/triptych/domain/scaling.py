@@ -2,9 +2,20 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from triptych.domain.stage import Role
 from triptych.domain.tier import is_tier_name
+
+
+class Kind(NamedTuple):
+    """A kind of instance: its role, and its tier of hardware (empty without tiers)."""
+
+    role: Role
+    tier: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.role.value}@{self.tier}" if self.tier else self.role.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,21 +30,21 @@ class PoolName:
     @property
     def kind(self) -> str:
         """Role and tier: ``PD``, or ``PD@l4``."""
-        return f"{self.role.value}@{self.tier}" if self.tier else self.role.value
+        return str(Kind(self.role, self.tier))
 
     def __str__(self) -> str:
         return f"{self.model}/{self.kind}"
 
 
-def parse_kind(text: str) -> tuple[Role, str]:
-    """Role and tier of ``ROLE[@TIER]``. Raises ValueError."""
+def parse_kind(text: str) -> Kind:
+    """Read ``ROLE[@TIER]``. Raises ValueError."""
     letters, at, tier = text.partition("@")
     role = next((role for role in Role if role.value == letters), None)
     if role is None:
         raise ValueError(f"{letters!r} is no role; roles are {', '.join(role.value for role in Role)}")
     if at and not is_tier_name(tier):
-        raise ValueError(f"{tier!r} is no name of a tier")
-    return role, tier
+        raise ValueError(f"{tier!r} is no name of a tier: small letters, digits, dots and dashes")
+    return Kind(role, tier)
 
 
 class ProcessPhase(StrEnum):

@@ -6,13 +6,13 @@ import pytest
 
 from triptych.cli.model import Model
 from triptych.cli.outcome import CliError, ClusterError
-from triptych.cli.placement import Kind, placed, placed_kinds
+from triptych.cli.placement import placed, placed_kinds
 from triptych.cli.process_plan import ClusterPlan, with_gpus
 from triptych.cli.service_options import SERVICES, Flags, parse
 from triptych.cli.tiers import Tiers, check_tiers, read_tiers, sleeping, with_gpu_bounds
 from triptych.demo import MODEL_DIR
 from triptych.domain.profile import Profile
-from triptych.domain.scaling import PoolName
+from triptych.domain.scaling import Kind, PoolName
 from triptych.domain.stage import ModelPart, Role
 from triptych.domain.tier import Tier
 from triptych.engine.delay import synthetic_profiles

@@ -38,7 +38,7 @@ def load_of(plan: PlanRecord) -> Offered:
 
 def hardware_of(plan: PlanRecord, placement: Placement) -> "Hardware":
     """The hardware of a plan, with the device of the placement's first role. What is wrong with it ends the command with a message."""
-    read = taking("hardware", simulated_hardware)(_given_hardware)
+    read = _hardware_reader()
     names, command = option_names(read), _command(read)
     options = {name: value for name, value in plan.common.items() if f"--{name}" in names}
     with command.make_context("hardware", list(words(options))) as context:
@@ -48,8 +48,13 @@ def hardware_of(plan: PlanRecord, placement: Placement) -> "Hardware":
 
 def settings_of(plan: PlanRecord, placement: Placement) -> Options:
     """Settings of services of a placement, as options."""
-    names = option_names(taking("hardware", simulated_hardware)(_given_hardware))
+    names = option_names(_hardware_reader())
     return {**{name: value for name, value in plan.common.items() if f"--{name}" not in names}, **placement.settings}
+
+
+@cache
+def _hardware_reader() -> Callable[..., Any]:
+    return taking("hardware", simulated_hardware)(_given_hardware)
 
 
 def _given_hardware(hardware: "Hardware") -> "Hardware":

@@ -9,6 +9,7 @@ from pathlib import Path
 from triptych.cli.outcome import CliError
 from triptych.cli.plan.cluster import PlannedCluster, Pool
 from triptych.cli.service_options import service_options
+from triptych.domain.scaling import Kind
 from triptych.domain.stage import Role
 from triptych.domain.tier import MAX_TIER, Tier
 from triptych.planning.record import Options, words
@@ -91,7 +92,7 @@ def _tiers(cluster: PlannedCluster) -> Mapping[Role, Tier]:
 
 def _key(pool: Pool, tiers: Mapping[Role, Tier]) -> str:
     """The pool in ``--roles``."""
-    return f"{pool.role.value}@{tiers[pool.role].name}" if pool.role in tiers else pool.role.value
+    return str(Kind(pool.role, tiers[pool.role].name if pool.role in tiers else ""))
 
 
 def _tier_words(cluster: PlannedCluster, tiers: Mapping[Role, Tier]) -> Iterator[str]:
