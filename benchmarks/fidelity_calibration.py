@@ -75,7 +75,7 @@ class Slowed:
 
     @property
     def speed(self) -> float:
-        """Beside the other work, over that alone."""
+        """Speed of this work beside other work, as a share of its speed alone."""
         return self.alone_s / self.beside_s if self.beside_s > 0 else 1.0
 
 
@@ -103,7 +103,7 @@ class Calibration:
 
     @property
     def shared_speed(self) -> float:
-        """As of ``Host``: the mean of the kinds of processes; 1 if none was measured."""
+        """Speed of cores that work together (``Host``): the mean of the kinds of processes; 1 if none was measured."""
         return min(1.0, statistics.fmean(slowed.speed for slowed in self.slowed.values())) if self.slowed else 1.0
 
     def host(self, profiles: Mapping[ModelPart, Profile], image: Item, cores: int) -> Host:
@@ -172,7 +172,7 @@ class _Kinds:
         return self.taken[kind if self.together == 1 else f"{kind}s"]
 
     def message_s(self, process: str) -> float:
-        """Of a core alone. Messages pass while the text instance makes the next step, and slow it."""
+        """CPU time of a message on a core alone, seconds. Messages pass while the text instance makes the next step, and slow it."""
         taken_s = self._message_s(process)
         if process != TEXT:
             return self.shared_speed * taken_s
@@ -215,11 +215,11 @@ class _Kinds:
 
     @property
     def export_s(self) -> float:
-        """Of the instance that prefills; 0 if transfers were not measured."""
+        """CPU time of the instance that prefills, seconds; 0 if transfers were not measured."""
         return max(0.0, self._transfer(PREFILL))
 
     def import_s(self, step_s: float, sequence_s: float) -> float:
-        """Of the instance that decodes, beside what it takes of any request and for the second token; 0 if transfers were not measured."""
+        """CPU time of the instance that decodes, seconds, beside what it takes of any request and for the second token; 0 if transfers were not measured."""
         if "transfer" not in self.taken:
             return 0.0
         request_s = self.text_request_s(step_s, sequence_s)

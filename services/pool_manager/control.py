@@ -240,6 +240,7 @@ class Control:
                 self._feed(pool, SizePlanned(self.replanning.size(name)))
             self._feed(pool, PoolTick())
             self._decide_batches(pool, members_of.get(name, ()), now_s)
+            self._decide_degree(pool, now_s)
             self._rolls.tick(pool, instances, members_of.get(name, ()), now_s)
             if (view := pool.machine.view) is not None:
                 self.leading.observe(view)
@@ -271,21 +272,16 @@ class Control:
     def _decide_batches(self, pool: ControlledPool, members: Sequence[MemberStatus], now_s: float) -> None:
         reports, may_order = self.reports[pool.name.model], self.leading.fence is not None
         found = self._batches.decide(pool.name, members, lambda: reports.classes(SHORT_S, now_s), may_order=may_order)
-        if self._degree_of is not None and may_order and pool.roll is None and not self.acting.advisory:
-            self._decide_degree(pool, self._degree_of, now_s)
         if found is not None:
             self._feed(pool, Noted(Why.LIMITS, found.reason, found.advised))
 
-    def _decide_degree(
-        self,
-        pool: ControlledPool,
-        degree_of: Callable[[PoolName, Mapping[str, ClassWindow]], DegreeChange | None],
-        now_s: float,
-    ) -> None:
+    def _decide_degree(self, pool: ControlledPool, now_s: float) -> None:
+        if self._degree_of is None or self.leading.fence is None or pool.roll is not None or self.acting.advisory:
+            return
         if now_s - self._degrees_asked_s.get(pool.name, -_DEGREES_S) < _DEGREES_S:
             return
         self._degrees_asked_s[pool.name] = now_s
-        change = degree_of(pool.name, self.reports[pool.name.model].classes(LONG_S, now_s))
+        change = self._degree_of(pool.name, self.reports[pool.name.model].classes(LONG_S, now_s))
         if change is not None:
             bounds = self._bounds(pool.name)
             begin = self._rolls.begin_by_itself(pool, change.best, bounds, str(change), now_s)

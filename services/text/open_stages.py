@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
-from triptych.domain.instance import InstanceLoad, StageLoad
+from triptych.domain.instance import InstanceLoad, LimitsReport, StageLoad
 from triptych.domain.stage import Role, Stage
 from triptych.errors import StageClosed, Unavailable
 from triptych.machine.stage_states import StageStates
@@ -46,12 +46,18 @@ class OpenStages:
         """Note that these stages have computed their part of a request."""
         self._served.update(stages & self.open)
 
-    def report(self, stages: dict[Stage, StageLoad]) -> InstanceLoad:
-        """The load report, with the load of each open stage."""
+    def report(self, stages: dict[Stage, StageLoad], limits: LimitsReport | None) -> InstanceLoad:
+        """The load report, with the load of each open stage, and limits of batches that can change."""
         if self.states is None:
-            return InstanceLoad(stages, self.draining)
+            return InstanceLoad(stages, self.draining, limits=limits)
         stages = {stage: replace(load, served=self._served[stage]) for stage, load in stages.items()}
-        return InstanceLoad(stages, self.draining, stages_version=self.states.version, closed=self.states.closed)
+        return InstanceLoad(
+            stages,
+            self.draining,
+            stages_version=self.states.version,
+            closed=self.states.closed,
+            limits=limits,
+        )
 
 
 def stage_loads(

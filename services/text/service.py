@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from math import inf
@@ -219,7 +219,7 @@ class TextService:
             leased_bytes=0 if self._kv is None else self._kv.store.memory.leased_bytes,
             free_tokens=self._loop.load.free_tokens,
         )
-        return replace(self._stages.report(stages), limits=self.live_limits.report())
+        return self._stages.report(stages, self.live_limits.report())
 
     @property
     def batch_limits(self) -> InstanceLimits:

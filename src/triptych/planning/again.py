@@ -20,7 +20,7 @@ from .combination import Wanted
 from .demand import SAMPLE, Demand
 from .observed import ObservedMix
 from .offers import offers
-from .planner import Factory
+from .planner import WARM_UP, Factory
 from .pools import Offer
 from .record import Budget, Placement, PlanRecord
 from .shortlist import Shortlist, shortlist
@@ -32,7 +32,6 @@ _SEEDS = (0, 1)
 _LEAST_REQUESTS, _MOST_REQUESTS = 200, 1200
 _OBJECTIVES = 8.0
 """A run lasts so many times the objective of the first token."""
-_WARM_UP = 0.1
 _HEADROOM = 1.1
 """A placement is wanted if it serves this multiple of the rate; the present one is too small if it does not serve the inverse of it."""
 
@@ -160,7 +159,7 @@ class Search:
             for seed in _SEEDS:
                 plan = self._plan(rate, seed)
                 outcome = Job(deployment, plan, "queues", seed, rate, self._conditions.timeout_s).run()
-                records = counted(outcome, _WARM_UP * plan.duration_s).records
+                records = counted(outcome, WARM_UP * plan.duration_s).records
                 met += sum(map(self._objectives.met, records))
                 requests += len(records)
             self._shares[key] = met / requests if requests else 0.0

@@ -35,7 +35,7 @@ _BUSY_CORES = 0.4
 """Share of the time for which preparing cores are busy, at most, where there can be as many as that takes."""
 _COPYING_S, _LEAST_COPIED = 0.005, 16 << 20
 """Time of a step with decodes in which keys and values are copied, at most, and their least number of bytes."""
-_WARM_UP = 0.1
+WARM_UP = 0.1
 """Share of a run whose requests are not counted."""
 _VARIED = 2
 """Placements whose settings are varied."""
@@ -288,7 +288,7 @@ def _carry_out(findings: Findings, halving: Halving, factory: Factory, note: Not
         return made
 
     def following(trial: Trial, outcome: Outcome) -> list[tuple[Trial, Job]]:
-        of_trial = counted(outcome, _WARM_UP * trial.duration_s)
+        of_trial = counted(outcome, WARM_UP * trial.duration_s)
         records = question.calibration.corrected(trial.contender.placement, of_trial.records)
         after = jobs(halving.took(trial, replace(of_trial, records=records)))
         progress.done += 1

@@ -48,9 +48,8 @@ class LiveLimits:
 
     def report(self) -> LimitsReport | None:
         """None if no limit can change."""
-        if self._in_use == InstanceLimits():
-            return None
-        return LimitsReport(self._in_use, self._version, self._by_hand, self._fault)
+        in_use = self._in_use
+        return LimitsReport(in_use, self._version, self._by_hand, self._fault) if in_use.given else None
 
     def set(self, wanted: InstanceLimits, version: int, by_hand: bool, reason: str) -> None:
         """Obey an order; it returns at once. Raises Conflict unless ``version`` is above that of the last order, and InvalidRequest for

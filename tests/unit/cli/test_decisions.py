@@ -77,13 +77,15 @@ def test_what_becomes_of_a_plan_is_told_as_it_changes() -> None:
     present, wanted = (RoleCount(Role.EPD, 2),), (RoleCount(Role.E, 3),)
     moving = PlanDecision(1, 3.0, present, wanted, 0.4, "95% within", PlanOutcome.MOVING)
 
-    def told(decision: PlanDecision) -> ManagerStatus:
+    def status_of(decision: PlanDecision) -> ManagerStatus:
         return replace(status(), plan=PlanStatus("m", True, present, (), "moving", (decision,)))
 
     changes = Changes()
-    assert changes.news(told(moving)) == ["plan 1, moving: EPD:2 -> E:3: 95% within"]
-    assert changes.news(told(moving)) == []
-    assert changes.news(told(replace(moving, outcome=PlanOutcome.MOVED))) == ["plan 1, moved: EPD:2 -> E:3: 95% within"]
+    assert changes.news(status_of(moving)) == ["plan 1, moving: EPD:2 -> E:3: 95% within"]
+    assert changes.news(status_of(moving)) == []
+    assert changes.news(status_of(replace(moving, outcome=PlanOutcome.MOVED))) == [
+        "plan 1, moved: EPD:2 -> E:3: 95% within"
+    ]
 
 
 def test_a_change_that_fails_is_told_once() -> None:

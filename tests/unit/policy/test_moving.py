@@ -116,8 +116,8 @@ def test_a_bound_stops_the_growth() -> None:
 
 PLACEMENTS = (
     [{Role.EPD: count} for count in (1, 2, 5)]
-    + [{Role.E: one, Role.PD: other} for one in (1, 3) for other in (1, 4)]
-    + [{Role.E: one, Role.P: 1, Role.D: other} for one in (1, 2) for other in (1, 3)]
+    + [{Role.E: encoders, Role.PD: texts} for encoders in (1, 3) for texts in (1, 4)]
+    + [{Role.E: encoders, Role.P: 1, Role.D: decoders} for encoders in (1, 2) for decoders in (1, 3)]
     + [{Role.EP: 2, Role.D: 2}, {Role.P: 1, Role.ED: 3}, {Role.E: 1, Role.EPD: 2}]
 )
 

@@ -9,7 +9,7 @@ A placement is looked for only when the drift persists. After a search, and afte
 fro. A search or move that fails is tried again after that rest, if the drift is still there.
 """
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import sqrt
@@ -28,7 +28,7 @@ from triptych.domain.replanning import (
     in_letters,
     role_counts,
 )
-from triptych.domain.stage import INSTANCE_NAMES, Role, Stage
+from triptych.domain.stage import INSTANCE_NAMES, Stage
 from triptych.machine.pool_manager.plan_events import (
     HoldSizes,
     PlanDecided,
@@ -42,7 +42,7 @@ from triptych.machine.pool_manager.plan_events import (
     SwitchTo,
 )
 from triptych.policy.drift import USUAL_INDEX, drifts
-from triptych.policy.moving import Placed, next_steps
+from triptych.policy.moving import next_steps
 
 _SHOWN_DECISIONS = 10
 _SURE = 3.0
@@ -152,7 +152,7 @@ class PlanMachine:
 
     def _tick(self, tick: PlanTick, now_s: float) -> list[PlanEffect]:
         self._paused = ""
-        self._present = role_counts(_served(tick.instances))
+        self._present = role_counts(Counter(instance.role for instance in tick.instances))
         self._settled = self._settled or self._present
         if self._phase is _Phase.MOVING:
             return self._move(tick, now_s)
@@ -290,10 +290,3 @@ class PlanMachine:
             )
         if self._phase is _Phase.MOVING and (not self._replans or not self._decisions):
             raise AssertionError("a move has begun that nobody decided on")
-
-
-def _served(instances: tuple[Placed, ...]) -> dict[Role, int]:
-    counts: dict[Role, int] = {}
-    for instance in instances:
-        counts[instance.role] = counts.get(instance.role, 0) + 1
-    return counts

@@ -29,10 +29,11 @@ from tests.unit.cli.plan.plans import config, placement, plan_of, triptych, writ
 from tests.unit.deploy.test_compose_file import FILE, SCHEMA, resolved
 from triptych.cli.cluster_settings import ClusterSettings
 from triptych.cli.model import Model
-from triptych.cli.placement import Kind, placed, placed_kinds
+from triptych.cli.placement import placed, placed_kinds
 from triptych.cli.service_options import parse
 from triptych.cli.tiers import check_tiers, read_tiers
 from triptych.domain.pool_sizes import parse_bounds
+from triptych.domain.scaling import Kind
 from triptych.domain.stage import Role
 from triptych.planning.record import Budget, Placement, PlanRecord
 from triptych.policy.costs import Costs
