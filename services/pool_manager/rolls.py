@@ -58,11 +58,17 @@ class Rolls:
         self._scope = scope
         self._degrees: dict[PoolName, dict[str, int]] = {}
         """Degrees of the members of each pool, by instance id."""
+        self._beginning = asyncio.Lock()
+        """While an order is taken: the scaler is asked before the roll is known here."""
         self._before: dict[PoolName, Override] = {}
         """Sizes by hand that hold again after a roll."""
 
     async def begin(self, pool: Rolled, degree: int, bounds: Bounds, reason: str, now_s: float) -> None:
         """Raises InvalidRequest, FailedPrecondition, Unavailable, as ``ports.PoolManager.roll``."""
+        async with self._beginning:
+            await self._begin(pool, degree, bounds, reason, now_s)
+
+    async def _begin(self, pool: Rolled, degree: int, bounds: Bounds, reason: str, now_s: float) -> None:
         degrees, size = self._degrees.get(pool.name, {}), pool.machine.wanted
         if pool.roll is not None:
             raise FailedPrecondition(f"pool {pool.name} {pool.roll}")

@@ -125,6 +125,20 @@ def test_a_roll_that_cannot_begin_is_refused_with_the_reason() -> None:
     simulate(WORLD, scenario)
 
 
+def test_of_two_orders_to_roll_at_the_same_time_one_is_refused() -> None:
+    async def scenario(cluster: SimCluster) -> None:
+        await asyncio.sleep(15.0)
+        manager = manager_of(cluster)
+        first, second = await asyncio.gather(manager.roll(PD, 2), manager.roll(PD, 4), return_exceptions=True)
+        assert first is None
+        assert isinstance(second, FailedPrecondition)
+        assert await until_rolled(cluster) == "done: all 3 instances have degree 2"
+        assert cluster.scaled is not None
+        assert cluster.scaled.scaler.degree(str(PD)) == 2
+
+    simulate(WORLD, scenario)
+
+
 def test_a_pool_at_its_largest_size_has_no_room_to_roll() -> None:
     async def scenario(cluster: SimCluster) -> None:
         await asyncio.sleep(15.0)
