@@ -11,8 +11,7 @@ TORCH ?= torch==2.13.0
 PYTEST_ARGS ?=
 # One process that has nothing left to do takes over the later half of what another has.
 PYTEST := $(BIN)/python -m pytest --dist worksteal
-# For two cores: tests wait for other processes and for times for a quarter of theirs. Quick ones do not, and each worker takes
-# 16 s of CPU to collect them. Some extended ones measure times.
+# For two cores: tests wait for other processes and for times for a quarter of theirs. Some extended ones measure times.
 WORKERS := -n 3
 FEWER := -n 2
 # What `make test-vllm` runs: its own tests, and the suites of all engines. vLLM warns where it is imported.
@@ -52,7 +51,7 @@ demo-burst: $(RUNTIME)  ## Watch pools grow and shrink with a burst of images, i
 	$(BIN)/python -m examples.burst
 
 check: lint  ## While you work: lint, types, and the unit tests that are quick and start no process
-	$(PYTEST) $(FEWER) -q -p no:schemathesis --hypothesis-profile=check -m "not slow and not extended" tests/unit
+	$(PYTEST) $(WORKERS) -q -p no:schemathesis --hypothesis-profile=check -o asyncio_debug=false -m "not slow and not extended" tests/unit
 
 test: lint  ## All unit tests, contracts, simulations, and one pass of each surface end to end
 	$(PYTEST) $(WORKERS) -rs --durations=10 -m "not extended"

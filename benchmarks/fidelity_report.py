@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from itertools import combinations
 from typing import Any
 
+from triptych.planning.conclusion import SIMPLER
 from triptych.workload.report import Objectives, Record, percentile
 
 ATTAINMENT = 0.9
@@ -21,6 +22,12 @@ AGAIN = -1
 """The round of a cell that is repeated."""
 ALL = "all"
 """The class of all requests."""
+BOTH = "both"
+OBJECTIVES = {BOTH: (5.0, 5.0), "first token": (2.5, 10.0), "other tokens": (10.0, 2.5), "loose": (10.0, 10.0)}
+"""For TTFT and TPOT, in multiples of what a lone request takes."""
+SIMPLEST = "EPD"
+CHOICE_AIM = 0.05
+"""What the chosen placement may lack of the best one's goodput."""
 
 Percentiles = Mapping[str, float]
 """``p50``, ``p90`` and ``p99``, seconds."""
@@ -41,10 +48,11 @@ class Figures:
 
     failed: int
     classes: Mapping[str, ClassFigures]
-    attainment: float
+    attainments: Mapping[str, float]
+    """By name of the objectives."""
 
     @classmethod
-    def of(cls, records: Sequence[Record], objectives: Objectives) -> "Figures":
+    def of(cls, records: Sequence[Record], objectives: Mapping[str, Objectives]) -> "Figures":
         """Raises ValueError if no request was answered."""
         good = [record for record in records if record.ok]
         if not good:
@@ -56,7 +64,7 @@ class Figures:
         return cls(
             len(records) - len(good),
             {name: _class(answered) for name, answered in classes.items()},
-            sum(objectives.met(record) for record in records) / len(records),
+            {name: sum(stated.met(record) for record in records) / len(records) for name, stated in objectives.items()},
         )
 
 
@@ -206,6 +214,7 @@ class Goodput:
     model: str
     placement: str
     mix: str
+    objectives: str
     measured: float
     predicted: float
     highest: float
@@ -217,32 +226,65 @@ class Goodput:
 
 
 def goodputs(results: Sequence[Result]) -> list[Goodput]:
-    """Goodput of each placement and mix with several loads."""
-    by_place: dict[tuple[str, str, str], list[Result]] = {}
-    for of_cell in by_cell(results).values():
-        for result in of_cell:
-            place = result.cell.model, result.cell.placement, result.cell.mix
-            by_place.setdefault(place, []).append(result)
+    """Goodput of each placement and mix with several loads, for each of the objectives."""
+    by_place: dict[tuple[str, str, str], dict[float, list[Result]]] = {}
+    for cell, of_cell in by_cell(results).items():
+        by_place.setdefault((cell.model, cell.placement, cell.mix), {})[cell.share] = of_cell
     made = []
-    for place, of_place in by_place.items():
-        rates = sorted({result.cell.share for result in of_place})
-        if len(rates) < 2:
+    for place, loads in by_place.items():
+        if len(loads) < 2:
             continue
-        measured, predicted = (
-            highest_rate(
-                [
-                    (
-                        middle([result.rate for result in of_place if result.cell.share == share]),
-                        middle(
-                            [getattr(result, figures).attainment for result in of_place if result.cell.share == share]
-                        ),
-                    )
-                    for share in rates
-                ]
+        rates = {share: middle([result.rate for result in loads[share]]) for share in sorted(loads)}
+        for name in loads[min(loads)][0].measured.attainments:
+            measured, predicted = (
+                highest_rate(
+                    [
+                        (rate, middle([getattr(result, side).attainments[name] for result in loads[share]]))
+                        for share, rate in rates.items()
+                    ]
+                )
+                for side in ("measured", "predicted")
             )
-            for figures in ("measured", "predicted")
+            made.append(Goodput(*place, name, measured, predicted, max(rates.values())))
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What ``triptych plan`` would run of these placements for goodput, by the predicted ones."""
+
+    model: str
+    mix: str
+    objectives: str
+    chosen: str
+    best: str
+    """As measured."""
+    lacks: float
+    """Share of the best one's measured goodput that the chosen one does not have."""
+
+    @property
+    def right(self) -> bool:
+        return self.lacks <= CHOICE_AIM
+
+
+def choices(found: Sequence[Goodput]) -> list[Choice]:
+    """Of each mix and objectives that some placement meets."""
+    by_question: dict[tuple[str, str, str], dict[str, Goodput]] = {}
+    for goodput in found:
+        question = goodput.model, goodput.mix, goodput.objectives
+        by_question.setdefault(question, {})[goodput.placement] = goodput
+    made = []
+    for question, placements in by_question.items():
+        measured, predicted = (
+            {placement: getattr(goodput, side) for placement, goodput in placements.items()}
+            for side in ("measured", "predicted")
         )
-        made.append(Goodput(*place, measured, predicted, max(result.rate for result in of_place)))
+        if len(placements) < 2 or not max(measured.values()):
+            continue
+        best, chosen = (max(rates, key=rates.__getitem__) for rates in (measured, predicted))
+        if predicted.get(SIMPLEST, 0.0) >= (1 - SIMPLER) * predicted[chosen]:
+            chosen = SIMPLEST
+        made.append(Choice(*question, chosen, best, 1 - measured[chosen] / measured[best]))
     return made
 
 
@@ -274,7 +316,7 @@ def drifts(results: Sequence[Result]) -> list[dict[str, object]]:
 
 def document(results: Sequence[Result]) -> dict[str, Any]:
     """All figures, and what is compared."""
-    found = errors(results)
+    found, rates = errors(results), goodputs(results)
     return {
         "cells": [
             {
@@ -284,7 +326,7 @@ def document(results: Sequence[Result]) -> dict[str, Any]:
                 "rounds": len(of_cell),
                 "failed": sum(result.measured.failed for result in of_cell),
                 "attainment": [
-                    middle([getattr(result, side).attainment for result in of_cell])
+                    middle([getattr(result, side).attainments[BOTH] for result in of_cell])
                     for side in ("measured", "predicted")
                 ],
                 "cores": [middle([result.cores[at] for result in of_cell]) for at in (0, 1)],
@@ -309,7 +351,8 @@ def document(results: Sequence[Result]) -> dict[str, Any]:
             }
             for cell, of_cell in by_cell(results).items()
         ],
-        "goodput": [{**asdict(goodput), "error": goodput.error} for goodput in goodputs(results)],
+        "goodput": [{**asdict(goodput), "error": goodput.error} for goodput in rates],
+        "choices": [{**asdict(choice), "right": choice.right} for choice in choices(rates)],
         "orders": [{**asdict(order), "right": order.right} for order in orders(found)],
         "drifts": drifts(results),
     }
@@ -329,8 +372,9 @@ def summary(compared: Mapping[str, Any]) -> list[dict[str, Any]]:
     for row in compared["goodput"]:
         if min(row["measured"], row["predicted"]) < row["highest"]:  # else neither was found: both may be higher
             add(row, "goodput", abs(row["error"]) <= GOODPUT_AIM, row["error"])
-    for row in compared["orders"]:
-        add(row, "order", row["right"], None)
+    for figure in ("order", "choice"):
+        for row in compared[f"{figure}s"]:
+            add(row, figure, row["right"], None)
     rows: list[dict[str, Any]] = []
     for (model, mix), figures in found.items():
         for figure, judged in figures.items():
@@ -367,13 +411,17 @@ def show(compared: Mapping[str, Any]) -> None:
         print(f"    means, measured and predicted, ms: {'; '.join(stages)}")
     for goodput in compared["goodput"]:
         print(
-            f"goodput of {goodput['model']}, {goodput['placement']}, {goodput['mix']}: {goodput['measured']:.2f}, predicted {goodput['predicted']:.2f}: {goodput['error']:+.1%}"
+            f"goodput of {goodput['model']}, {goodput['placement']}, {goodput['mix']}, {goodput['objectives']}: {goodput['measured']:.2f}, predicted {goodput['predicted']:.2f}: {goodput['error']:+.1%}"
             f"{' (the highest rate offered)' if goodput['measured'] == goodput['highest'] else ''}"
         )
     for order in compared["orders"]:
         print(
             f"{order['model']}, {order['mix']}, {order['share']:.0%}, {order['figure']}: {order['worse']} has {order['measured']:.2f} times {order['better']}'s, "
             f"predicted {order['predicted']:.2f}{'' if order['right'] else ': WRONG ORDER'}"
+        )
+    for choice in compared["choices"]:
+        print(
+            f"{choice['model']}, {choice['mix']}, {choice['objectives']}: {choice['chosen']} is chosen, and lacks {choice['lacks']:.1%} of the goodput of {choice['best']}"
         )
     for drift in compared["drifts"]:
         print(f"repeated: {drift}")

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from benchmarks.fidelity_report import UNDISTURBED, summary
+from benchmarks.fidelity_report import BOTH, CHOICE_AIM, UNDISTURBED, summary
 from scripts.generated import ROOT, run
 from scripts.results import RESULTS, joined, shown
 
@@ -24,7 +24,8 @@ FIGURES = ("ttft p50", "ttft p90", "ttft p99", "tpot p50", "tpot p90", "tpot p99
 def page() -> str:
     records = newest([json.loads((RESULTS / f"{name}.json").read_text()) for name in FILES])
     every = {
-        key: [row for record in records for row in record[key]] for key in ("cells", "goodput", "orders", "drifts")
+        key: [row for record in records for row in record[key]]
+        for key in ("cells", "goodput", "choices", "orders", "drifts")
     }
     introduction, mark, _ = PAGE.read_text().partition(MARK)
     parts = [
@@ -38,6 +39,7 @@ def page() -> str:
         for mix in dict.fromkeys(cell["mix"] for cell in every["cells"] if cell["model"] == model):
             parts += [f"### {model}, {mix}", "\n".join(cells(every["cells"], model, mix))]
     parts += ["## Goodput", "\n".join(goodput(every["goodput"]))]
+    parts += ["## Chosen placements", "\n".join(choices(every["choices"]))]
     parts += ["## Order of placements", "\n".join(orders(every["orders"]))]
     parts += ["## Not run", not_run(records) or "None."]
     return "\n\n".join(parts) + "\n"
@@ -51,8 +53,8 @@ def newest(records: Sequence[Json]) -> list[Json]:
         shown_here = {(cell["model"], cell["mix"]) for cell in record["cells"]} - later
         later |= shown_here
         rows = {
-            key: [row for row in record[key] if (row["model"], row["mix"]) in shown_here]
-            for key in ("cells", "goodput", "orders")
+            key: [row for row in record.get(key, ()) if (row["model"], row["mix"]) in shown_here]
+            for key in ("cells", "goodput", "choices", "orders")
         }
         named = {
             key: [row for row in record[key] if _place(row["cell"] if key == "drifts" else row) in shown_here]
@@ -90,7 +92,7 @@ def percent(share: float | None, *, signed: bool = False) -> str:
 def within(every: Json) -> Iterator[str]:
     """By model and mix: how many are within the aim, and the median error."""
     rows = summary(every)
-    figures = (*FIGURES, "goodput", "order")
+    figures = (*FIGURES, "goodput", "order", "choice")
 
     def of(place: tuple[str, str]) -> Iterator[str]:
         found = {row["figure"]: row for row in rows if (row["model"], row["mix"]) == place}
@@ -163,10 +165,22 @@ def goodput(rows: Sequence[Json]) -> Iterator[str]:
         reached = row["measured"] == row["highest"]
         more = "at least " if reached else ""
         error = percent(row["error"], signed=True)
-        where = (row["model"], row["placement"], row["mix"])
+        where = (row["model"], row["placement"], row["mix"], row.get("objectives", BOTH))
         return (*where, f"{more}{shown(row['measured'])}", row["predicted"], error)
 
-    return table(("model", "placement", "mix", "measured/s", "predicted/s", "error"), [of(row) for row in rows], left=3)
+    heads = ("model", "placement", "mix", "objectives", "measured/s", "predicted/s", "error")
+    return table(heads, [of(row) for row in rows], left=4)
+
+
+def choices(rows: Sequence[Json]) -> Iterator[str]:
+    """What is chosen by the predicted goodput, beside the best."""
+    right = sum(row["right"] for row in rows)
+    yield f"In {right} of {len(rows)} cases the chosen placement has the highest goodput measured, or lacks at most {percent(CHOICE_AIM)} of it."
+    yield ""
+    heads = ("model", "mix", "objectives", "chosen", "best", "lacks")
+    places = [(row["model"], row["mix"], row["objectives"], row["chosen"], row["best"]) for row in rows]
+    lacks = [percent(row["lacks"]) for row in rows]
+    yield from table(heads, [(*place, lack) for place, lack in zip(places, lacks, strict=True)], left=5)
 
 
 def orders(rows: Sequence[Json]) -> Iterator[str]:

@@ -16,6 +16,7 @@ from pathlib import Path
 import hypothesis
 import psutil
 import pytest
+import trustme
 
 from tests.examples import ALL
 from triptych.cli import ports
@@ -144,15 +145,25 @@ def _temporary_files(request: pytest.FixtureRequest, tmp_path_factory: pytest.Te
     before = tempfile.tempdir
     directory = tempfile.mkdtemp(prefix="triptych-tests-")
     tempfile.tempdir = directory
+    _trust_one_authority(Path(directory) / "authority.pem")
     yield
     tempfile.tempdir = before
     if not request.session.testsfailed:
         shutil.rmtree(directory)
 
 
+def _trust_one_authority(path: Path) -> None:
+    """Each client of HTTP reads all authorities that it trusts: 24 ms for the public ones, which no test needs."""
+    trustme.CA().cert_pem.write_to_path(path)
+    os.environ["SSL_CERT_FILE"] = str(path)  # noqa: TID251  # read by httpx
+
+
 @pytest.fixture(scope="module", autouse=True)
-def _no_process_is_left_behind() -> Iterator[None]:
+def _no_process_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """A test module must end the processes that it starts."""
+    if not any(_may_start_processes(item) for item in request.session.items if item.path == request.path):
+        yield
+        return
     before = set(_children())
     yield
     left = [child for child in _children() if child not in before]
@@ -186,9 +197,13 @@ _refusing = False
 def _unmarked_tests_start_no_process(request: pytest.FixtureRequest) -> Iterator[None]:
     """Tests that `make check` runs must not start processes."""
     global _refusing  # noqa: PLW0603 - an audit hook cannot be taken back
-    _refusing = not any(request.node.get_closest_marker(mark) for mark in ("slow", "extended"))
+    _refusing = not _may_start_processes(request.node)
     yield
     _refusing = False
+
+
+def _may_start_processes(item: pytest.Item) -> bool:
+    return any(item.get_closest_marker(mark) for mark in ("slow", "extended"))
 
 
 def _refuse_processes(event: str, arguments: tuple[object, ...]) -> None:

@@ -9,10 +9,13 @@ from benchmarks.fidelity_calibration import ANSWER, TOGETHER, Calibration, Item,
 from benchmarks.fidelity_report import (
     AGAIN,
     ALL,
+    BOTH,
     Cell,
     ClassFigures,
     Figures,
+    Goodput,
     Result,
+    choices,
     document,
     errors,
     goodputs,
@@ -36,7 +39,7 @@ def ran(ttft_s: float, tpot_s: float, *, requests: int = 200, attainment: float 
     figures = ClassFigures(
         requests, dict.fromkeys(("p50", "p90", "p99"), ttft_s), dict.fromkeys(("p50", "p90", "p99"), tpot_s)
     )
-    return Figures(0, {ALL: figures}, attainment)
+    return Figures(0, {ALL: figures}, {BOTH: attainment})
 
 
 def result(
@@ -101,11 +104,35 @@ def test_figures_are_of_each_class_and_count_what_failed() -> None:
         for images in (0, 1)
         for _ in range(4)
     ]
-    figures = Figures.of([*records, Record(Planned(0.0, 8, (), 3), error="HTTP 429")], Objectives(0.15, 1.0))
+    figures = Figures.of(
+        [*records, Record(Planned(0.0, 8, (), 3), error="HTTP 429")],
+        {"tight": Objectives(0.15, 1.0), "loose": Objectives(1.0, 1.0)},
+    )
     assert {name: found.requests for name, found in figures.classes.items()} == {ALL: 8, "text": 4, "image": 4}
     assert figures.classes["image"].ttft_s["p50"] == pytest.approx(0.2)
     assert figures.failed == 1
-    assert figures.attainment == pytest.approx(4 / 9)
+    assert figures.attainments == pytest.approx({"tight": 4 / 9, "loose": 8 / 9})
+
+
+@pytest.mark.parametrize(
+    ("predicted", "chosen", "lacks"),
+    [
+        ({"E+PD": 9.0, "EPD": 5.0, "E+P+D": 7.0}, "E+PD", 0.0),
+        ({"E+PD": 9.0, "EPD": 5.0, "E+P+D": 9.5}, "E+P+D", 0.04),
+        ({"E+PD": 9.0, "EPD": 8.6, "E+P+D": 7.0}, "EPD", 0.5),
+    ],
+)
+def test_the_chosen_placement_is_held_against_the_measured_best(
+    predicted: dict[str, float], chosen: str, lacks: float
+) -> None:
+    """The whole model on each instance is chosen where it is less than 5 % from the best one, as a plan does."""
+    measured = {"E+PD": 10.0, "EPD": 5.0, "E+P+D": 9.6}
+    [choice] = choices(
+        [Goodput("demo", name, "mixed", BOTH, measured[name], predicted[name], 12.0) for name in predicted]
+    )
+    assert (choice.chosen, choice.best, choice.lacks) == (chosen, "E+PD", pytest.approx(lacks))
+    assert choice.right == (lacks <= 0.05)
+    assert not choices([Goodput("demo", name, "mixed", BOTH, 0.0, predicted[name], 12.0) for name in predicted])
 
 
 def test_all_placements_get_the_same_requests() -> None:

@@ -11,8 +11,8 @@ from typing import Annotated, Any, get_args, get_origin
 
 import pytest
 from typer.models import OptionInfo
-from typer.testing import CliRunner
 
+from tests.command_line import invoke
 from triptych.cli.authority import Authority
 from triptych.cli.files import local_file
 from triptych.cli.main import app
@@ -176,14 +176,13 @@ def _numbers() -> Iterator[tuple[str, str | None]]:
 
 
 ARGUMENTS = {"chat": ["hi"], "profile": ["demo"], "scale": ["E"]}
-RUNNER = CliRunner()
 
 
 @pytest.mark.parametrize(("command", "option"), list(_numbers()))
 def test_every_number_of_the_command_line_has_bounds(command: str, option: str | None) -> None:
     for value in EXTREMES:
         given = [value] if option is None else [option, value]
-        result = RUNNER.invoke(app, [command, *ARGUMENTS.get(command, []), *given])
+        result = invoke([command, *ARGUMENTS.get(command, []), *given])
         assert result.exit_code == 2, (value[:30], result.output)
         assert isinstance(result.exception, SystemExit)
 
@@ -209,6 +208,6 @@ TEXTS_WITH_NUMBERS: list[list[str]] = [
 
 @pytest.mark.parametrize("given", TEXTS_WITH_NUMBERS, ids=lambda given: " ".join(given)[:40])
 def test_numbers_within_texts_of_the_command_line_have_bounds(given: list[str]) -> None:
-    result: Any = RUNNER.invoke(app, given)
+    result: Any = invoke(given)
     assert result.exit_code == 2, result.output
     assert isinstance(result.exception, SystemExit)

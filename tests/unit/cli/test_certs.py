@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
-from typer.testing import CliRunner
 
-from triptych.cli.main import app
+from tests.command_line import invoke
 from triptych.runtime.tls import TlsIdentity
 
 SERVICES = {
@@ -28,7 +27,7 @@ SERVICES = {
 
 
 def certs(*arguments: object, status: int = 0) -> str:
-    result = CliRunner().invoke(app, ["certs", *map(str, arguments)])
+    result = invoke(["certs", *map(str, arguments)])
     assert result.exit_code == status, result.output
     return result.output
 

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 from pydantic.fields import FieldInfo
-from typer.testing import CliRunner
 
+from tests.command_line import invoke
 from triptych.cli.cluster_settings import ClusterSettings
-from triptych.cli.main import app
 from triptych.cli.model import Model
 from triptych.cli.outcome import CliError
 from triptych.cli.process_plan import ClusterPlan
@@ -344,6 +343,6 @@ def test_nothing_is_measured_before_the_rest_is_known_to_be_right(tmp_path: Path
     ],
 )
 def test_mistakes_at_up_are_one_line_with_status_2(arguments: tuple[str, ...], said: str) -> None:
-    result = CliRunner().invoke(app, ["up", *arguments])
+    result = invoke(["up", *arguments])
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
     assert result.stderr.startswith(f"triptych: {said}")

@@ -20,14 +20,13 @@ from unittest import mock
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
+from tests.command_line import invoke
 from tests.unit.cli.foreign_server import foreign_server
 from tests.unit.services.gateway.fakes import HELLO, FakeRouter, Step
 from triptych import demo
 from triptych.cli import chat
 from triptych.cli.chat import ChatSettings, Conversation
-from triptych.cli.main import app
 from triptych.cli.model import Model
 from triptych.cli.outcome import ClusterError
 from triptych.cli.rest import Attachment, RestError
@@ -91,7 +90,7 @@ def gateway(shared_gateway: Stub) -> Stub:
 
 
 def triptych(*arguments: object) -> tuple[int, str, str]:
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    result = invoke([str(argument) for argument in arguments])
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return result.exit_code, result.stdout, result.stderr
 
@@ -336,7 +335,7 @@ def test_up_downloads_a_hub_model_once_for_all_processes(tmp_path: Path, monkeyp
 
 def converse(gateway: Stub, *lines: str, arguments: Sequence[object] = ()) -> tuple[int, str, str]:
     command = ["chat", "--url", gateway.url, *map(str, arguments)]
-    result = CliRunner().invoke(app, command, input="".join(f"{line}\n" for line in lines))
+    result = invoke(command, input="".join(f"{line}\n" for line in lines))
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return result.exit_code, result.stdout, result.stderr
 
@@ -689,5 +688,5 @@ def test_a_terminal_without_unicode_works() -> None:
 
 def test_shell_completion_works() -> None:
     environment = {"_TRIPTYCH_COMPLETE": "complete_bash", "COMP_WORDS": "triptych st", "COMP_CWORD": "1"}
-    result = CliRunner().invoke(app, [], prog_name="triptych", env=environment)
+    result = invoke([], prog_name="triptych", env=environment)
     assert "status" in result.stdout

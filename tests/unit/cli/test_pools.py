@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 import trustme
 from rich.console import Console
-from typer.testing import CliRunner
 
+from tests.command_line import invoke
 from triptych.cli import pools, status
-from triptych.cli.main import app
 from triptych.cli.managers import Managers
 from triptych.cli.outcome import CliError
 from triptych.domain.decision import (
@@ -508,16 +507,16 @@ def test_a_time_that_is_none_is_refused(text: str) -> None:
     ],
 )
 def test_usage_errors_are_one_line_with_status_2(arguments: tuple[str, ...], said: str) -> None:
-    result = CliRunner().invoke(app, [*arguments, "--url", GATEWAY, "--pool-manager", NOWHERE])
+    result = invoke([*arguments, "--url", GATEWAY, "--pool-manager", NOWHERE])
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
     assert said in result.stderr
 
 
 def test_a_negative_size_is_no_option() -> None:
-    result = CliRunner().invoke(app, ["scale", "E", "-1", "--pool-manager", NOWHERE])
+    result = invoke(["scale", "E", "-1", "--pool-manager", NOWHERE])
     assert result.exit_code == 2
     assert "-1 is less than no instance" in result.stderr
-    assert "No such option" in CliRunner().invoke(app, ["scale", "E", "1", "--nope"]).stderr
+    assert "No such option" in invoke(["scale", "E", "1", "--nope"]).stderr
 
 
 async def test_a_manager_under_mutual_tls_answers_a_trusted_certificate_only(tmp_path: Path) -> None:

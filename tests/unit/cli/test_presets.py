@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from typer.testing import CliRunner
 
+from tests.command_line import invoke
 from triptych.cli.cluster import LocalCluster
 from triptych.cli.cluster_settings import ClusterSettings
-from triptych.cli.main import app
 from triptych.cli.model import Model
 from triptych.cli.outcome import CliError
 from triptych.cli.placement import placed
@@ -114,7 +113,7 @@ def test_up_starts_the_preset_that_is_named(monkeypatch: pytest.MonkeyPatch, pro
         ["--preset", "epd", "--no-switch-roles"],
         ["--preset", "hydra-e-p-d", "--switch-roles", *known, "--ordering", "slo"],
     ):
-        assert CliRunner().invoke(app, ["up", *arguments]).stderr == "triptych: enough\n"
+        assert invoke(["up", *arguments]).stderr == "triptych: enough\n"
     assert seen == [
         ["EPD:2,PD:1", False, "--ordering=first-come"],
         ["EPD:5,PD:2", False, "--ordering=first-come"],

@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
-from triptych.cli.main import app
+from tests.command_line import invoke
 from triptych.cli.outcome import CliError
 from triptych.cli.recorder import Job, record
 from triptych.runtime import admin
@@ -224,7 +223,7 @@ def test_wrong_input_is_refused_before_anything_is_recorded(
     tmp_path: Path, name: str, options: tuple[str, ...], message: str
 ) -> None:
     (tmp_path / "full.jsonl").write_text("{}\n")
-    result = CliRunner().invoke(app, ["workload", "record", str(tmp_path / name), *options])
+    result = invoke(["workload", "record", str(tmp_path / name), *options])
     assert result.exit_code != 0
     assert message.format(out=tmp_path / name) in " ".join(result.output.split())
     assert [path.name for path in tmp_path.iterdir()] == ["full.jsonl"]

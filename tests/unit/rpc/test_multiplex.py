@@ -520,14 +520,19 @@ async def test_a_stream_that_ends_in_the_middle_of_a_call_has_lost_it() -> None:
 
 
 async def test_a_server_without_the_service_is_not_the_fault_of_the_caller() -> None:
+    """GRPC may find a write failed before it reads why: to it, and to us, that connection is lost."""
     server = grpc.aio.server()
     text_pb2_grpc.add_TextServicer_to_server(text_pb2_grpc.TextServicer(), server)
     port = server.add_insecure_port(f"{HOST}:0")
     await server.start()
     stub = InstanceStub(f"{HOST}:{port}")
     try:
-        with pytest.raises(errors.InternalError, match="UNIMPLEMENTED"):
-            await answer(stub, request())
+        for _ in range(20):
+            with pytest.raises((errors.InternalError, errors.InstanceLost)) as raised:
+                await answer(stub, request())
+            if raised.errisinstance(errors.InternalError):
+                break
+        assert raised.match("UNIMPLEMENTED")
     finally:
         await stub.close()
         await server.stop(None)

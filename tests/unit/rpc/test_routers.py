@@ -404,6 +404,7 @@ async def test_keys_are_looked_for_at_one_router_after_the_other() -> None:
         await resolved(here, keys=(bytes(32),))
 
 
+@pytest.mark.slow
 async def test_a_resolve_that_could_not_be_sent_goes_to_another_router() -> None:
     here = await site(a=MODEL, b=MODEL)
     here.clients["a"].goes_away()

@@ -199,7 +199,7 @@ def test_a_pool_grows_with_its_load() -> None:
     scaled = deployment(
         {Role.E: 1, Role.PD: 1}, manager=manager, router={"slo": ("ttft=0.5s", "tbt=0.5s")}, scales=True
     )
-    outcome = simulate(scaled, mixed(30.0, duration_s=30.0))
+    outcome = simulate(scaled, mixed(30.0, duration_s=12.0))
     assert max(sample.sizes["E"] for sample in outcome.samples) > 1
     assert any(decision.text.startswith("start encoder-2: ") for decision in outcome.decisions)
     grown = next(use for use in outcome.instances if use.name == "encoder-2")

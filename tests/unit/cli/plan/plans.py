@@ -6,11 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from typer.testing import CliRunner
-
+from tests.command_line import invoke
 from tests.unit.families.test_architecture import PUBLISHED
 from tests.unit.planning.test_record import PLAN
-from triptych.cli.main import app
 from triptych.domain.stage import Role
 from triptych.planning.record import Budget, Candidate, Placement, PlanRecord, write
 
@@ -19,7 +17,7 @@ CONFIG = PUBLISHED["llava-1.5-7b"][1] | {"torch_dtype": "float16"}
 
 def triptych(*arguments: object, status: int = 0) -> str:
     """What a command prints on both outputs."""
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    result = invoke([str(argument) for argument in arguments])
     assert result.exit_code == status, result.output
     return result.output
 

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 from pydantic import TypeAdapter
-from typer.testing import CliRunner
 
+from tests.command_line import invoke
 from tests.unit.cli.plan.plans import config, placement, plan_of, written
-from triptych.cli.main import app
 from triptych.domain.mix import Form, Mix
 from triptych.domain.replanning import PlanQuestion, Proposal, RoleCount, by_role
 from triptych.domain.stage import Role
@@ -37,7 +36,7 @@ def niceness(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def answered(plan: Path, question: str, status: int = 0) -> str:
-    result = CliRunner().invoke(app, ["plan", "again", str(plan)], input=question)
+    result = invoke(["plan", "again", str(plan)], input=question)
     assert result.exit_code == status, result.output
     return result.output
 

@@ -12,10 +12,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
+from tests.command_line import invoke
 from tests.unit.planning.kit import ROUNDS
-from triptych.cli.main import app
 from triptych.cli.plan import search
 from triptych.cli.plan.factory import ModelFactory
 from triptych.cli.simulate.deployment import Hardware
@@ -31,7 +30,7 @@ SLO = ("--slo", "ttft=2s,tbt=100ms")
 
 
 def triptych(*arguments: str | Path | float, status: int = 0) -> str:
-    result = CliRunner().invoke(app, ["plan", *map(str, arguments)])
+    result = invoke(["plan", *map(str, arguments)])
     assert result.exit_code == status, result.output
     return " ".join(result.output.split())
 
@@ -47,15 +46,15 @@ def short_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_plan_for_a_rate_is_shown_and_written(config: Path, tmp_path: Path) -> None:
     results, report = tmp_path / "plan.json", tmp_path / "plan.html"
     said = triptych(
-        *("--model", config, "--devices", "a100-80=3", "--rate", 6, *SLO, *SHORT, "--json", results),
+        *("--model", config, "--devices", "a100-80=2", "--rate", 4, *SLO, *SHORT, "--json", results),
         *("--report", report, "--router-log-level", "ERROR"),
     )
     plan = read(results)
     assert plan.chosen is not None
-    assert plan.budget.devices == {"a100-80": 3}
+    assert plan.budget.devices == {"a100-80": 2}
     assert plan.winners["cheapest"] in range(len(plan.candidates))
     assert plan.common == {"control-ms": "0.3", "slo": "ttft=2s,tbt=100ms", "router-log-level": "ERROR"}
-    assert (plan.workload["rate"], plan.workload["images"]) == ("6", "0:0.5,1:0.5")
+    assert (plan.workload["rate"], plan.workload["images"]) == ("4", "0:0.5,1:0.5")
     assert f"chosen: {plan.chosen.placement}" in said
     assert "computed for NVIDIA A100 SXM 80 GB" in said
     assert "one more a100-80" in said
@@ -72,7 +71,7 @@ def assert_simulates(plan: PlanRecord) -> None:
     """The options of the chosen placement are those of ``triptych simulate``."""
     assert plan.chosen is not None
     line = shlex.split(plan.simulate_line(plan.chosen.placement))
-    result = CliRunner().invoke(app, [*line[1:], "--duration", "4", "--fidelity", "queues"])
+    result = invoke([*line[1:], "--duration", "4", "--fidelity", "queues"])
     assert result.exit_code == 0, result.output
     assert "requests simulated by queues" in result.output
 

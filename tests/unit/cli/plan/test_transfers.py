@@ -5,13 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from triptych.cli.main import app
+from tests.command_line import invoke
 
 
 def triptych(*arguments: str | Path | int, status: int = 0) -> str:
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    result = invoke([str(argument) for argument in arguments])
     assert result.exit_code == status, result.output
     return result.output
 

@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
+from tests.command_line import invoke
 from tests.unit.families.test_architecture import PUBLISHED
-from triptych.cli.main import app
 from triptych.demo import MODEL_DIR
 from triptych.domain.embedding import DType
 from triptych.domain.profile import LoadRow, Measured, Origin, Profile
@@ -24,7 +23,7 @@ LLAVA = LLAVA | {"torch_dtype": "float16"}
 
 
 def triptych(*arguments: str | Path | int, status: int = 0) -> str:
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    result = invoke([str(argument) for argument in arguments])
     assert result.exit_code == status, result.output
     return " ".join(result.output.split())
 
@@ -175,7 +174,7 @@ def test_the_catalogue_is_listed_with_the_users_devices(tmp_path: Path) -> None:
     said = triptych("devices", "--catalogue", own)
     assert "cheap-h100" in said
     assert "rtx-4090" in said
-    devices = json.loads(CliRunner().invoke(app, ["devices", "cheap-h100", "--catalogue", str(own), "--json"]).output)
+    devices = json.loads(invoke(["devices", "cheap-h100", "--catalogue", str(own), "--json"]).output)
     assert devices["cheap-h100"]["memory_nbytes"] == 81 * 10**9
     assert devices["cheap-h100"]["flops_per_s"]["BF16"] == 989.4e12
     assert devices["cheap-h100"]["price"] is None

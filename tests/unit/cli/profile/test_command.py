@@ -5,9 +5,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from triptych.cli.main import app
+from tests.command_line import invoke
 from triptych.cli.outcome import CliError
 from triptych.cli.profile.command import Job, PartRun
 from triptych.cli.show import plain_console
@@ -50,7 +49,7 @@ def test_the_handler_of_interrupts_is_the_callers_again_afterwards(tmp_path: Pat
 def test_what_does_not_fit_the_engine_is_refused_before_anything_loads(
     options: tuple[str, ...], said: str, tmp_path: Path
 ) -> None:
-    result = CliRunner().invoke(app, ["profile", "--out", str(tmp_path), *options])
+    result = invoke(["profile", "--out", str(tmp_path), *options])
     assert result.exit_code == 2
     assert said in " ".join(result.output.split())
     assert not list(tmp_path.iterdir())

@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 from rich.progress import Progress
-from typer.testing import CliRunner
 
+from tests.command_line import invoke
 from tests.unit.families.test_architecture import PUBLISHED
-from triptych.cli.main import app
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +24,7 @@ SHORT = ("--rate", 3, "--duration", 6, "--output-tokens", 8)
 
 
 def triptych(*arguments: str | Path | float, status: int = 0) -> str:
-    result = CliRunner().invoke(app, ["simulate", *map(str, arguments)])
+    result = invoke(["simulate", *map(str, arguments)])
     assert result.exit_code == status, result.output
     return " ".join(result.output.split())
 
@@ -364,7 +363,7 @@ def test_options_come_from_a_file_and_are_overridden(config: Path, tmp_path: Pat
 def test_the_demo_model_is_simulated_with_measured_profiles(tmp_path: Path) -> None:
     profiles = tmp_path / "profiles"
     analytic = ("profile", "--analytic", "--model", "demo", "--device", "cpu", "--out", str(profiles))
-    assert CliRunner().invoke(app, list(analytic)).exit_code == 0
+    assert invoke(list(analytic)).exit_code == 0
     said = triptych("--profiles", profiles, "--device", "cpu", *SHORT)
     assert "offered" in said
 
@@ -445,7 +444,7 @@ def test_vllms_arguments_bound_the_steps_of_its_engine(config: Path, tmp_path: P
 def test_profiles_of_another_engine_are_refused(config: Path, tmp_path: Path) -> None:
     profiles = tmp_path / "profiles"
     analytic = ("profile", "--analytic", "--model", str(config), "--device", "h100", "--out", str(profiles))
-    assert CliRunner().invoke(app, list(analytic)).exit_code == 0
+    assert invoke(list(analytic)).exit_code == 0
     given = ("--model", config, "--profiles", profiles, "--device", "h100", *SHORT)
     said = triptych(*given, "--engine", "vllm", status=2)
     assert "none is of this model's decoder in F16 with engine vllm" in said
@@ -460,7 +459,7 @@ def test_profiles_of_another_engine_are_refused(config: Path, tmp_path: Path) ->
 def test_the_profile_with_the_arguments_of_vllm_is_taken_and_others_warn(config: Path, tmp_path: Path) -> None:
     profiles = tmp_path / "profiles"
     analytic = ("profile", "--analytic", "--model", str(config), "--device", "h100", "--out", str(profiles))
-    assert CliRunner().invoke(app, list(analytic)).exit_code == 0
+    assert invoke(list(analytic)).exit_code == 0
     (path,) = profiles.glob("decoder-*.json")
     decoder = json.loads(path.read_text())
     path.unlink()
@@ -484,7 +483,7 @@ def test_the_profile_with_the_arguments_of_vllm_is_taken_and_others_warn(config:
 def test_profiles_of_another_model_or_device_are_refused(config: Path, tmp_path: Path) -> None:
     profiles = tmp_path / "profiles"
     analytic = ("profile", "--analytic", "--model", str(config), "--device", "h100", "--out", str(profiles))
-    assert CliRunner().invoke(app, list(analytic)).exit_code == 0
+    assert invoke(list(analytic)).exit_code == 0
     given = ("--model", config, "--profiles", profiles, *SHORT)
     assert "computed for NVIDIA H100" in triptych(*given, "--device", "h100")
     assert "none is of this model's encoder" in triptych(*given, "--device", "a100-80", status=2)

@@ -171,6 +171,7 @@ async def test_a_connection_without_a_request_is_closed(router: FakeRouter, befo
         assert 0.9 < took_s < 15, "the usual limit is 20 s"
 
 
+@pytest.mark.slow
 async def test_a_slow_answer_and_punctual_requests_keep_their_connection(router: FakeRouter) -> None:
     gate = asyncio.Event()
     router.script = [gate, *HELLO]

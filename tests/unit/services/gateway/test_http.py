@@ -296,6 +296,7 @@ async def test_with_keys_or_allow_network_every_host_name_is_served(tmp_path: Pa
             assert (await connection.answer())[0] == 200
 
 
+@pytest.mark.slow
 async def test_a_client_that_does_not_read_its_stream_is_cut_off() -> None:
     ask = ASK[:-1] + b', "stream": true}'
     request = POST + b"x-request-timeout: 0.2\r\ncontent-length: %d\r\n\r\n" % len(ask) + ask
@@ -357,6 +358,7 @@ def answer_after_sending_slowly(port: int, request: bytes, lasts_s: float) -> by
         return answer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("connection", "lasts_s"), [(b"", 2.7), (b"connection: close\r\n", 1.0)])
 async def test_an_early_refusal_reaches_a_client_that_uploads_slowly(
     connection: bytes, lasts_s: float, monkeypatch: pytest.MonkeyPatch
@@ -486,6 +488,7 @@ async def test_a_stream_to_http_1_0_has_no_chunks_and_ends_with_the_connection()
         assert b"content-length: " in answer
 
 
+@pytest.mark.slow
 async def test_an_idle_connection_is_kept_longer_than_a_slow_head() -> None:
     async with connected(head_timeout_s=1, keep_alive_s=20) as connection:
         await connection.send(GET + b"\r\n")
@@ -512,6 +515,7 @@ async def test_a_request_of_http_1_1_has_one_host(lines: bytes, status: int) -> 
 # --- late and waiting requests ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_a_request_that_waited_for_longer_than_its_timeout_is_refused_at_once() -> None:
     """The time counts from when the request could have been read."""
     router = FakeRouter()

@@ -50,6 +50,7 @@ async def test_https_with_keys_and_without_certificates_of_callers(tmp_path: Pat
     assert b'triptych_tls_certificate_expiry_timestamp_seconds{certificate="rest"}' in telemetry.metrics.render()
 
 
+@pytest.mark.slow
 def test_clients_that_send_nothing_do_not_hold_up_the_end(tmp_path: Path) -> None:
     """One has made its handshake and is idle, as in a pool of connections; the others have not begun theirs."""
     certificate, private, trusted = identities.files(identities.cluster(tmp_path / "ca").folder / "gateway")

@@ -338,6 +338,7 @@ async def test_an_invalid_timeout_header_is_refused(rest: Rest, router: FakeRout
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "x-request-timeout")
 
 
+@pytest.mark.slow
 async def test_no_request_exceeds_its_timeout(rest: Rest) -> None:
     router = FakeRouter([asyncio.Event()])
     async with rest(router) as client:

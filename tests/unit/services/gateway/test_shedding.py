@@ -279,6 +279,7 @@ def test_a_few_deadlines_that_pass_do_not_refuse_a_burst() -> None:
     virtual_time.run(scenario())
 
 
+@pytest.mark.slow
 async def test_a_router_that_lets_deadlines_pass_is_asked_about_few(
     rest: Rest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
