@@ -24,6 +24,7 @@ from benchmarks.fidelity_report import (
     ALL,
     APART,
     ATTAINMENT,
+    BOTH,
     Cell,
     Error,
     Figures,
@@ -175,7 +176,7 @@ def measure_place(settings: Settings, placement: str, mix: str) -> tuple[list[Re
         outcomes = {name: simulate(cluster, requests) for name, simulate in WAYS.items()}
         if not objectives.any:
             objectives = objectives_of(outcomes["machines"])
-        measured, predicted = (Figures.of(outcomes[name].records, objectives) for name in WAYS)
+        measured, predicted = (Figures.of(outcomes[name].records, {BOTH: objectives}) for name in WAYS)
         cell = Cell(MODEL, placement, mix, share)
         results.append(Result(cell, 0, share * most, measured, predicted, {}, (0.0, 0.0), 0.0))
 
@@ -253,8 +254,8 @@ def attainments(results: Sequence[Result]) -> list[dict[str, Any]]:
     return [
         {
             **asdict(result.cell),
-            "machines": result.measured.attainment,
-            "queues": result.predicted.attainment,
+            "machines": result.measured.attainments[BOTH],
+            "queues": result.predicted.attainments[BOTH],
         }
         for result in results
     ]

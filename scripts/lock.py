@@ -22,7 +22,7 @@ ENVIRONMENT = ROOT / "build" / "lock"
 REQUIREMENTS = ROOT / "deploy" / "images" / "requirements"
 EXTRAS = {
     "gateway": ("gateway", "telemetry"),
-    "pool_manager": ("cli", "kubernetes", "redis", "service", "telemetry"),
+    "pool_manager": ("cli", "kubernetes", "plan", "redis", "service", "telemetry"),
     "router": ("cli", "router", "telemetry"),
     "instance": ("cli", "encoder", "telemetry", "text", "ucx"),
 }

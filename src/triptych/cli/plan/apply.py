@@ -13,12 +13,14 @@ from triptych.cli import starting
 from triptych.cli.outcome import CliError
 from triptych.cli.plan import compose, kubernetes, up
 from triptych.cli.plan.cluster import PlannedCluster, planned_cluster, write_profiles
+from triptych.cli.plan.followed import followed_files
 from triptych.cli.plan.manifests import as_yaml, write_files
 from triptych.cli.plan.reading import option_names
 from triptych.cli.planning import BASE, COMPOSE_FILE, Target
 from triptych.planning.record import BadPlan, Candidate, PlanRecord, read
 
-_OVERRIDE, _PROFILES = "docker-compose.plan.yml", "profiles"
+_OVERRIDE, _PROFILES, _PLAN = "docker-compose.plan.yml", "profiles", "plan"
+"""What is written to the directory; files in the latter two have the same names in containers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,14 +116,21 @@ def _up(application: Application, cluster: PlannedCluster, own: Sequence[str], c
 def _compose(application: Application, cluster: PlannedCluster, console: Console) -> None:
     override = application.directory / _OVERRIDE
     _profiles(application, cluster)
-    made = compose.compose_override(cluster, application.compose_file, application.directory / _PROFILES)
-    write_files(application.directory, {_OVERRIDE: as_yaml(made, comment=str(cluster.placement))})
+    followed = {f"{_PLAN}/{name}": text for name, text in followed_files(cluster).items()}
+    made = compose.compose_override(
+        cluster,
+        application.compose_file,
+        application.directory / _PROFILES,
+        application.directory / _PLAN if followed else None,
+    )
+    write_files(application.directory, {**followed, _OVERRIDE: as_yaml(made, comment=str(cluster.placement))})
     for note in compose.notes(cluster):
         console.print(note, soft_wrap=True, style="dim")
     console.print(compose.command(cluster, application.compose_file, override), soft_wrap=True)
 
 
 def _kubernetes(application: Application, cluster: PlannedCluster, console: Console) -> None:
-    files = kubernetes.overlay(cluster, application.base, application.directory, _profiles(application, cluster))
-    write_files(application.directory, files)
+    profiles, followed = _profiles(application, cluster), followed_files(cluster)
+    files = kubernetes.overlay(cluster, application.base, application.directory, profiles, followed)
+    write_files(application.directory, {**{f"{_PLAN}/{name}": text for name, text in followed.items()}, **files})
     console.print(shlex.join(("kubectl", "apply", "--kustomize", str(application.directory))), soft_wrap=True)

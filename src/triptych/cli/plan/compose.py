@@ -12,15 +12,20 @@ from typing import Any
 
 from triptych.cli.outcome import CliError
 from triptych.cli.plan.cluster import PlannedCluster, Pool, variables
+from triptych.cli.plan.followed import PLAN, PROFILES, manager_settings
 from triptych.cli.plan.manifests import Document, checked_images, is_demo, model_directory, read_documents
 from triptych.domain.stage import INSTANCE_NAMES
 
 _REPLACED = ("encoder", "text")
-_PROFILES = "/profiles"
+_MODELS = "${TRIPTYCH_MODELS:-models}:/models:ro"
 
 
-def compose_override(cluster: PlannedCluster, compose_file: Path, profiles: Path) -> Document:
-    """The file. ``profiles``: a directory of this machine with what pool manager and router need to know. Raises CliError."""
+def compose_override(
+    cluster: PlannedCluster, compose_file: Path, profiles: Path, followed: Path | None = None
+) -> Document:
+    """The file. ``profiles``: a directory of this machine with what pool manager and router need to know. ``followed``: that of a plan
+    which the pool manager follows. Raises CliError.
+    """
     checked_images(cluster)
     (document,) = read_documents(compose_file)
     known = document.get("services") if isinstance(document, dict) else None
@@ -30,15 +35,18 @@ def compose_override(cluster: PlannedCluster, compose_file: Path, profiles: Path
     ):
         raise CliError(f"{compose_file} is not Triptych's docker-compose.yml: it lacks services", caller=True)
     services: dict[str, Any] = {name: {"scale": 0} for name in _REPLACED} | dict(_instances(cluster, known))
+    manager = manager_settings(cluster)
     if cluster.placement.switch_roles:
-        services["pool-manager"] = {"environment": {"TRIPTYCH_POOL_MANAGER_SWITCH_ROLES": "true"}}
-    for name, service in (("router", "router"), ("pool-manager", "pool_manager"), ("gateway", "gateway")):
-        settings = dict(cluster.settings[service])
-        if name != "gateway":
-            settings["profiles"] = _PROFILES
-            services.setdefault(name, {})["volumes"] = [f"{profiles.absolute()}:{_PROFILES}:ro"]
-        if settings:
-            services.setdefault(name, {}).setdefault("environment", {}).update(_literal(variables(service, settings)))
+        manager["switch_roles"] = "true"
+    read = f"{profiles.absolute()}:{PROFILES}:ro"
+    plan = [] if followed is None else [f"{followed.absolute()}:{PLAN}:ro", _MODELS]
+    for name, service, settings, volumes in (
+        ("router", "router", {**cluster.settings["router"], "profiles": PROFILES}, [read]),
+        ("pool-manager", "pool_manager", manager, [read, *plan]),
+        ("gateway", "gateway", cluster.settings["gateway"], []),
+    ):
+        changed = {"environment": _literal(variables(service, settings)), "volumes": volumes}
+        services[name] = {key: value for key, value in changed.items() if value}
     return {"services": services}
 
 

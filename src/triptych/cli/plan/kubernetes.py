@@ -13,12 +13,12 @@ from typing import Any
 
 from triptych.cli.outcome import CliError
 from triptych.cli.plan.cluster import PlannedCluster, Pool, variables
+from triptych.cli.plan.followed import PLAN, PROFILES, manager_settings
 from triptych.cli.plan.manifests import Document, as_yaml, checked_images, is_demo, model_directory, read_documents
 from triptych.domain.stage import INSTANCE_NAMES
 
-_PROFILES = "/profiles"
-_PROFILES_MAP = "triptych-profiles"
-_MAX_PROFILES_NBYTES = 1_000_000
+_PROFILES_MAP, _PLAN_MAP = "triptych-profiles", "triptych-plan"
+_MAX_NBYTES = 1_000_000
 """A ConfigMap has at most 1 MiB."""
 _PRODUCT = "nvidia.com/gpu.product"
 _GPU = "nvidia.com/gpu"
@@ -28,13 +28,17 @@ _READERS = {"pool-manager": "StatefulSet", "router": "Deployment"}
 """Workloads that read profiles."""
 
 
-def overlay(cluster: PlannedCluster, base: Path, directory: Path, profiles: Sequence[Path]) -> Mapping[str, str]:
+def overlay(
+    cluster: PlannedCluster, base: Path, directory: Path, profiles: Sequence[Path], followed: Mapping[str, str]
+) -> Mapping[str, str]:
     """The files of the overlay by name, for a directory. ``base``: that of the repository. ``profiles``: files that lie in ``profiles``
-    there. Raises CliError.
+    there. ``followed``: those of a plan that the pool manager follows, which lie in ``plan``. Raises CliError.
     """
     checked_images(cluster)
-    if sum(path.stat().st_size for path in profiles) > _MAX_PROFILES_NBYTES:
+    if sum(path.stat().st_size for path in profiles) > _MAX_NBYTES:
         raise CliError("the profiles of the plan are too large for a ConfigMap: measure them with --quick", caller=True)
+    if sum(len(text.encode()) for text in followed.values()) > _MAX_NBYTES:
+        raise CliError("the plan is too large for a ConfigMap: make it with fewer --candidates", caller=True)
     pools = [_deployment(cluster, pool, _of_base(base, pool.service)) for pool in cluster.pools]
     kustomization = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
@@ -42,8 +46,8 @@ def overlay(cluster: PlannedCluster, base: Path, directory: Path, profiles: Sequ
         "namespace": "triptych",
         "resources": [_way(directory, base), "pools.yaml"],
         **({"components": [_way(directory, base.parent / "components" / "demo-model")]} if is_demo(cluster) else {}),
-        "configMapGenerator": list(_config_maps(cluster, profiles)),
-        "patches": [*_patches(cluster), *_mounts()],
+        "configMapGenerator": list(_config_maps(cluster, profiles, followed)),
+        "patches": [*_patches(cluster), *_mounts(cluster, follows=bool(followed))],
     }
     return {
         "kustomization.yaml": as_yaml(
@@ -97,18 +101,16 @@ def _deployment(cluster: PlannedCluster, pool: Pool, document: Document) -> Docu
     return {"apiVersion": document["apiVersion"], "kind": document["kind"], "metadata": metadata, "spec": spec}
 
 
-def _config_maps(cluster: PlannedCluster, profiles: Sequence[Path]) -> Sequence[Document]:
-    read = {"profiles": _PROFILES}
+def _config_maps(cluster: PlannedCluster, profiles: Sequence[Path], followed: Mapping[str, str]) -> Sequence[Document]:
     manager = {
-        "pool_sizes": cluster.pool_sizes,
-        **cluster.settings["pool_manager"],
-        **read,
+        "pool_sizes": "" if followed else cluster.pool_sizes,  # a plan has them
+        **manager_settings(cluster),
         "autoscale": str(cluster.autoscale).lower(),
         "switch_roles": str(cluster.placement.switch_roles).lower(),
     }
     settings = {
         "pool-manager": variables("pool_manager", manager),
-        "router": variables("router", {**cluster.settings["router"], **read}),
+        "router": variables("router", {**cluster.settings["router"], "profiles": PROFILES}),
         "gateway": variables("gateway", cluster.settings["gateway"]),
     }
     if not is_demo(cluster):
@@ -122,7 +124,8 @@ def _config_maps(cluster: PlannedCluster, profiles: Sequence[Path]) -> Sequence[
         for name, values in settings.items()
         if values
     ]
-    return [*maps, {"name": _PROFILES_MAP, "files": [f"profiles/{path.name}" for path in profiles]}]
+    maps.append({"name": _PROFILES_MAP, "files": [f"profiles/{path.name}" for path in profiles]})
+    return [*maps, {"name": _PLAN_MAP, "files": [f"plan/{name}" for name in followed]}] if followed else maps
 
 
 def _patches(cluster: PlannedCluster) -> list[Document]:
@@ -141,10 +144,23 @@ def _patches(cluster: PlannedCluster) -> list[Document]:
     ]
 
 
-def _mounts() -> list[Document]:
-    mount = {"volumeMounts": [{"name": "profiles", "mountPath": _PROFILES, "readOnly": True}]}
-    volume = {"name": "profiles", "configMap": {"name": _PROFILES_MAP}}
-    return [{"patch": as_yaml(_workload(name, mount, volumes=[volume]))} for name in _READERS]
+def _mounts(cluster: PlannedCluster, *, follows: bool) -> list[Document]:
+    """Profiles, and for the pool manager the plan that it follows, with the model, whose configuration a search reads."""
+    volumes = {"profiles": (PROFILES, {"configMap": {"name": _PROFILES_MAP}})}
+    followed = {"plan": (PLAN, {"configMap": {"name": _PLAN_MAP}})} if follows else {}
+    if follows and not is_demo(cluster):
+        followed["models"] = ("/models", {"persistentVolumeClaim": {"claimName": "triptych-models", "readOnly": True}})
+    return [
+        {"patch": as_yaml(_mounting(name, volumes | (followed if name == "pool-manager" else {})))} for name in _READERS
+    ]
+
+
+def _mounting(name: str, volumes: Mapping[str, tuple[str, Document]]) -> Document:
+    """``volumes``: by name, the path in the container and what is mounted there."""
+    mounts = [{"name": volume, "mountPath": path, "readOnly": True} for volume, (path, _) in volumes.items()]
+    return _workload(
+        name, {"volumeMounts": mounts}, volumes=[{"name": volume, **source} for volume, (_, source) in volumes.items()]
+    )
 
 
 def _workload(name: str, container: Mapping[str, Any], **pod: Any) -> Document:

@@ -35,7 +35,7 @@ from triptych.cli.tiers import check_tiers, read_tiers
 from triptych.domain.pool_sizes import parse_bounds
 from triptych.domain.scaling import Kind
 from triptych.domain.stage import Role
-from triptych.planning.record import Budget, Placement, PlanRecord
+from triptych.planning.record import Budget, Placement, PlanRecord, read
 from triptych.policy.costs import Costs
 from triptych.runtime.profiles import read_profiles
 from triptych.runtime.settings import ServiceSettings
@@ -258,6 +258,44 @@ def test_what_reads_profiles_in_containers_finds_them(tmp_path: Path) -> None:
         assert len(read_profiles(Path(mount.partition(":")[0]))[0]) == 2
 
 
+def followed_plan(folder: Path, *arguments: object) -> tuple[PlanRecord, PlanRecord]:
+    """A plan with a catalogue and a trace, and what a pool manager in a container reads of it."""
+    catalogue, trace = folder / "own.toml", folder / "trace.jsonl"
+    catalogue.write_text("")
+    trace.write_text("")
+    plan = plan_of(
+        placement({"EPD": 1}, "a100-80"),
+        model=str(config(folder)),
+        common={"catalogue": str(catalogue), "control-ms": "0.3"},
+        workload={"rate": "2", "trace": str(trace)},
+    )
+    path = written(folder, plan)
+    triptych("plan", "apply", path, "--out", folder / "out", f"--plan={path}", "--replan", *arguments)
+    assert (folder / "out" / "plan" / "catalogue.toml").read_text() == ""
+    return plan, read(folder / "out" / "plan" / "plan.json")
+
+
+def test_a_pool_manager_in_a_container_follows_a_copy_with_the_paths_of_the_container(tmp_path: Path) -> None:
+    plan, copy = followed_plan(tmp_path, "--to", "compose", "--compose-file", ROOT / "docker-compose.yml")
+    assert copy.model == f"/models/{config(tmp_path).parent.name}"
+    assert copy.common == {"catalogue": "/plan/catalogue.toml", "control-ms": "0.3"}
+    assert copy.workload == {"rate": "2"}
+    assert copy.candidates == plan.candidates
+    override = yaml.safe_load((tmp_path / "out" / "docker-compose.plan.yml").read_text())
+    manager = merged(override)["pool-manager"]
+    given = {key: resolved(str(value)) for key, value in manager["environment"].items()}
+    settings = PoolManagerSettings.load([], given)
+    assert (str(settings.plan), settings.replan) == ("/plan/plan.json", True)
+    assert f"{tmp_path / 'out' / 'plan'}:/plan:ro" in manager["volumes"]
+    assert any(volume.endswith(":/models:ro") for volume in manager["volumes"])
+
+
+def test_a_plan_to_follow_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+    path = written(tmp_path, plan_of(placement({"EPD": 1})))
+    options = ("--to", "compose", "--compose-file", ROOT / "docker-compose.yml", "--plan=none.json")
+    assert "--plan=none.json" in triptych("plan", "apply", path, *options, status=2)
+
+
 def test_each_instance_on_gpus_has_its_own(tmp_path: Path) -> None:
     services = override_of(tmp_path, plan_of(GPUS, model=str(config(tmp_path))))["services"]
     planned = {name: services[name] for name in services if name.startswith("planned-")}
@@ -383,6 +421,22 @@ def test_roles_switch_with_the_profiles_that_are_in_the_overlay(tmp_path: Path) 
         assert volume["configMap"]["name"] == name
     encoder = settings_in(pools(documents)["triptych-encoder-pool"], documents)
     assert (encoder.role, encoder.switchable, encoder.transfer_kv_on_drain) == (Role.E, Role.EPD, False)
+
+
+@pytest.mark.slow
+def test_the_pool_manager_of_an_overlay_finds_the_plan_that_it_follows(tmp_path: Path) -> None:
+    followed_plan(tmp_path, "--to", "kubernetes", "--base", BASE, "--autoscale")
+    documents = kustomized(tmp_path / "out")
+    manager = manager_of(documents)
+    assert (str(manager.plan), manager.replan, manager.autoscale) == ("/plan/plan.json", True, True)
+    assert manager.control.pool_sizes == (), "the plan has them"
+    found = of_kind(documents, "StatefulSet")["triptych-pool-manager"]
+    mounts = {mount["name"]: mount["mountPath"] for mount in container_of(found)["volumeMounts"]}
+    assert (mounts["plan"], mounts["models"]) == ("/plan", "/models")
+    (name,) = (name for name in of_kind(documents, "ConfigMap") if name.startswith("triptych-plan"))
+    (volume,) = (volume for volume in pod_of(found)["volumes"] if volume["name"] == "plan")
+    assert volume["configMap"]["name"] == name
+    assert {*of_kind(documents, "ConfigMap")[name]["data"]} == {"plan.json", "catalogue.toml"}
 
 
 @pytest.mark.slow
