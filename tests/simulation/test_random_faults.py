@@ -75,7 +75,7 @@ _ATTEMPTS = 6
 """Twice the default: calls and pulls fail at random as well, which a request may meet more often than an instance that dies."""
 _LENDS_READILY = ClusterLimits(lend_above=0, lent_patience_s=0.05)
 """Few requests wait at a time."""
-REPLAYED = range(15)
+REPLAYED = range(8)
 """Seeds with all variants, of which other processes must say the same."""
 _LATE_SHARE = 0.01
 """Share of a seed's requests that may end by their deadline."""
