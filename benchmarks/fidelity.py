@@ -342,7 +342,7 @@ async def _run_cell(
     before = await live.watched()
     records = await live.send(requests, seed)
     watched = (await live.watched()).since(before)
-    slower = await pace(known.calibration, live, MODELS[cell.model].mean_words, idle_cores)
+    slower = await pace(known.calibration, live, MODELS[cell.model].mean_words, idle_cores, seed)
     say(
         f"round {round_}, {cell}: {len(records)} requests, {watched.foreign_cores:.2f} cores taken by others, pace {slower:.2f}"
     )

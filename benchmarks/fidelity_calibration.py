@@ -390,10 +390,12 @@ async def _answering(live: Live, words: int, seed: str, *, wanted: bool) -> Asyn
             is_over.set()
 
 
-async def pace(measured: Calibration, live: Live, words: int, idle_cores: Mapping[str, float]) -> float:
-    """CPU time of a lone prompt now, over that in the calibration. Predictions do not know how the machine's speed changes."""
+async def pace(measured: Calibration, live: Live, words: int, idle_cores: Mapping[str, float], seed: str) -> float:
+    """CPU time of a lone prompt now, over that in the calibration. Predictions do not know how the machine's speed changes. ``seed``: of
+    the prompts, of which none may be cached.
+    """
     before = await live.watched()
-    records = await live.send_in_groups([Planned(0.0, words, (), 1)] * PROMPTS, "pace")
+    records = await live.send_in_groups([Planned(0.0, words, (), 1)] * PROMPTS, f"pace {seed}")
     took = (await live.watched()).since(before)
     spent_s = sum(took.cpu_s[kind] - idle_cores[kind] * took.at_s for kind in (TEXT, PREFILL, DECODE))
     return spent_s / (len(records) + 1) / measured.taken["text"].cpu_s[TEXT]
