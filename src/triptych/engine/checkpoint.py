@@ -89,6 +89,16 @@ class Checkpoint:
             raise BadModel("config.json names no architecture")
         return names[0]
 
+    @property
+    def quantization(self) -> str | None:
+        """How the weights are quantized, as their configuration names it (``awq``, ``fp8``); None if they are not."""
+        config = self.files.config
+        sections = (config, *(config[name] for name in _TEXT_CONFIGS if isinstance(config.get(name), dict)))
+        found = next(
+            (section["quantization_config"] for section in sections if section.get("quantization_config")), None
+        )
+        return str(found.get("quant_method", "unknown")) if isinstance(found, dict) else None
+
     def revision(self) -> str:
         """BLAKE2b over names and contents of every file that affects results, as 64 hex digits; computed on first use."""
         return self._revision

@@ -5,7 +5,7 @@ builds on the meta device. The official loader reads shards and renames keys, so
 name.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,7 +28,11 @@ LANGUAGE_MODELS = ("language_model", "text_model")
 
 
 def load_part(checkpoint: Checkpoint, part: ModelPart, *, dtype: DType, device: torch.device) -> PreTrainedModel:
-    """Load the part in eval mode, without reading the other into memory. Raises BadModel."""
+    """Load the part in eval mode, without reading the other into memory. Raises BadModel, also for quantized weights."""
+    if part is ModelPart.DECODER and checkpoint.quantization is not None:
+        raise BadModel(
+            f"the language model's weights are quantized ({checkpoint.quantization}), which this engine does not compute: use --engine vllm"
+        )
     quiet: Any = transformers_logging
     quiet.set_verbosity_error()
     quiet.disable_progress_bar()
@@ -39,6 +43,7 @@ def load_part(checkpoint: Checkpoint, part: ModelPart, *, dtype: DType, device: 
         with _without_adapter(checkpoint.directory) as directory:
             model, report = _part_class(whole, part).from_pretrained(
                 directory,
+                config=_plain_config(whole, directory),
                 dtype=TORCH_DTYPES[dtype],
                 use_safetensors=True,
                 local_files_only=True,
@@ -51,8 +56,28 @@ def load_part(checkpoint: Checkpoint, part: ModelPart, *, dtype: DType, device: 
             raise BadModel(
                 f"the {part.value} of the model has {fault.replace('_', ' ')}: {sorted(map(str, report[fault]))}"
             )
+    if checkpoint.quantization is not None:
+        _refuse_quantized(model, report["unexpected_keys"], checkpoint.quantization)
     loaded: PreTrainedModel = model.eval().requires_grad_(False).to(device)
     return loaded
+
+
+def _plain_config(whole: Any, directory: Path) -> Any:
+    """The configuration without quantization, which published checkpoints apply to the language model alone."""
+    config = whole.config_class.from_pretrained(directory)
+    for section in (config, config.get_text_config()):
+        if hasattr(section, "quantization_config"):
+            del section.quantization_config
+    return config
+
+
+def _refuse_quantized(model: nn.Module, unused: Iterable[str], method: str) -> None:
+    """Raises BadModel if the checkpoint has further tensors, such as scales, of modules whose weights were loaded."""
+    modules = {name.rpartition(".")[0] for name, _ in model.named_parameters()}
+    if scales := sorted(name for name in unused if name.rpartition(".")[0] in modules):
+        raise BadModel(
+            f"the encoder's weights are quantized ({method}), which is not supported: {', '.join(scales[:3])}"
+        )
 
 
 @contextmanager

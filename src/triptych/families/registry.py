@@ -40,8 +40,9 @@ def load_family(files: ModelFiles) -> Family:
     """The family of a model directory. Raises BadModel for an unknown architecture."""
     family = FAMILIES.get(files.model_type)
     if family is None:
+        own_code = "; the code in its directory (auto_map) is not run" if files.config.get("auto_map") else ""
         raise BadModel(
-            f"model_type {files.model_type!r} is not known; known are: {', '.join(sorted(FAMILIES))}. To add one, write "
+            f"model_type {files.model_type!r} is not known{own_code}; known are: {', '.join(sorted(FAMILIES))}. To add one, write "
             "a class that satisfies triptych.families.base.Family and name it in triptych.families.registry.FAMILIES, as "
             "docs/adding_a_family.md shows"
         )

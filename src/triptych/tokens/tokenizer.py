@@ -15,8 +15,8 @@ MAX_CHARS = 4_000_000
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 """A byte token of a vocabulary with byte fallback."""
 
-TEKKEN = "tekken.json"
-"""Mistral's tokenizer format, for its own library."""
+OTHER_FORMATS = ("tekken.json", "tokenizer.model", "vocab.json", "tiktoken.model", "*.tiktoken")
+"""Files of tokenizers that have other libraries: Mistral's, SentencePiece, byte pairs of GPT-2, tiktoken."""
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -46,9 +46,10 @@ class Tokenizer:
         Raises BadModel if it is missing or invalid.
         """
         if not files.tokenizer_file.is_file():
-            if (files.directory / TEKKEN).is_file():
+            found = [path.name for pattern in OTHER_FORMATS for path in files.directory.glob(pattern)]
+            if found:
                 raise BadModel(
-                    f"the model directory has {TEKKEN} and no tokenizer.json: docs/models.md says how to convert it"
+                    f"the model directory has {found[0]} and no tokenizer.json: docs/models.md says how to convert it"
                 )
             raise BadModel("the model directory has no tokenizer.json")
         try:

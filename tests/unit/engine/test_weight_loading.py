@@ -115,6 +115,31 @@ def test_a_weight_of_another_shape_is_an_error(copy: Path) -> None:
         load(copy, ModelPart.ENCODER)
 
 
+@pytest.mark.parametrize("section", ["", "text_config"])
+def test_quantized_weights_are_refused_by_name_and_the_encoder_beside_them_is_loaded(
+    copy: Path, reference: Reference, section: str
+) -> None:
+    config = json.loads((copy / "config.json").read_text())
+    (config[section] if section else config)["quantization_config"] = {"quant_method": "awq", "bits": 4}
+    (copy / "config.json").write_text(json.dumps(config))
+    with pytest.raises(BadModel, match=r"quantized \(awq\).* use --engine vllm"):
+        load(copy, ModelPart.DECODER)
+    wanted = part_of(reference.model.state_dict(), ModelPart.ENCODER)
+    assert all(torch.equal(tensor, wanted[name]) for name, tensor in load(copy, ModelPart.ENCODER).state_dict().items())
+
+
+def test_a_quantized_encoder_is_refused(copy: Path) -> None:
+    """Its weights would be loaded without their scales."""
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "fp8"}}))
+    file = copy / "model.safetensors"
+    tensors = load_file(file)
+    (weight,) = [name for name in tensors if name.endswith("linear_1.weight")]
+    save_file({**tensors, f"{weight}_scale_inv": torch.ones(1)}, file, metadata={"format": "pt"})
+    with pytest.raises(BadModel, match=r"the encoder's weights are quantized \(fp8\).*linear_1.weight_scale_inv"):
+        load(copy, ModelPart.ENCODER)
+
+
 def test_a_class_that_transformers_does_not_have_is_an_error(copy: Path) -> None:
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps(config | {"architectures": ["NoSuchModel"]}))

@@ -1,15 +1,19 @@
+import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from triptych.errors import InvalidRequest
 from triptych.families.model_files import BadModel, ModelFiles
 from triptych.tokens.tokenizer import Tokenizer
 
+PAGE = Path(__file__).parents[3] / "docs" / "models.md"
 BEGIN = "<|begin|>"
 Edit = Callable[..., Path]
 
@@ -80,12 +84,31 @@ def test_tokens_and_ids_map_to_each_other(byte_level_dir: Path) -> None:
     assert tokenizer.id_to_token(tokenizer.vocab_size) is None
 
 
+@pytest.mark.parametrize("name", ["tekken.json", "tokenizer.model", "vocab.json", "tiktoken.model", "qwen.tiktoken"])
+def test_a_tokenizer_of_another_format_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llava"}')
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(BadModel, match=rf"has {re.escape(name)} and no tokenizer\.json: docs/models\.md"):
+        load(tmp_path)
+
+
+def test_byte_pairs_are_converted_as_the_page_says(tmp_path: Path) -> None:
+    """The command of docs/models.md."""
+    alphabet = sorted(ByteLevel.alphabet())
+    vocabulary = {token: number for number, token in enumerate([*alphabet, "th", "the", "<|endoftext|>"])}
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\nt h\nth e\n")
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+    (command,) = re.findall(r'^python -c "(from transformers import AutoTokenizer.*)"$', PAGE.read_text(), re.MULTILINE)
+    exec(command.replace("MODEL", str(tmp_path)))  # noqa: S102 - the documentation's own
+    ours = load(tmp_path)
+    assert ours.encode("the th") == [vocabulary["the"], vocabulary["\u0120"], vocabulary["th"]]
+
+
 def test_a_missing_or_broken_tokenizer_is_a_bad_model(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llava"}')
     with pytest.raises(BadModel, match="has no tokenizer"):
-        load(tmp_path)
-    (tmp_path / "tekken.json").write_text("{}")
-    with pytest.raises(BadModel, match=r"tekken\.json and no tokenizer"):
         load(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(BadModel, match="cannot be read"):
