@@ -12,6 +12,8 @@ Count = Annotated[int, Between(0)]
 Positive = Annotated[int, Between(1)]
 Seconds = Annotated[float, Between(0)]
 PositiveSeconds = Annotated[float, Between(0, above=True)]
+Ratio = Annotated[float, Between(0, above=True)]
+Share = Annotated[float, Between(0, 1)]
 
 
 def check_limits(limits: Any, *ordered: tuple[str, str]) -> None:

@@ -19,7 +19,7 @@ from triptych.domain.decision import (
     Why,
 )
 from triptych.domain.durations import in_words
-from triptych.domain.limits import Count, Positive, PositiveSeconds, Seconds, check_limits
+from triptych.domain.limits import Count, Positive, PositiveSeconds, Ratio, Seconds, Share, check_limits
 from triptych.domain.windows import ATTAINMENT_WINDOW_S, ClassWindow, Judged
 from triptych.policy.attainment import wilson
 from triptych.policy.capacity import ItemClass, RequestClass
@@ -45,7 +45,7 @@ class ScalingLimits:
 
     period_s: PositiveSeconds = 300.0
     """Time between periodic reconfigurations. Pools shrink then only, instance by instance; they grow at once."""
-    attainment_threshold: Seconds = 0.99
+    attainment_threshold: Share = 0.99
     """Share of requests that must meet their objective; below it the pool grows at once."""
     attainment_window_s: PositiveSeconds = ATTAINMENT_WINDOW_S
     """Attainment is that of so much time, at most 300 s. No pool shrinks while it has misses above the threshold."""
@@ -61,7 +61,7 @@ class ScalingLimits:
     """After a growth for attainment alone, time after start-up until the next: attainment is measured over such a window."""
     recover_s: PositiveSeconds = 15.0
     """Time in which a queue that breaks the objective is to be worked off."""
-    shrink_margin: PositiveSeconds = 1.2
+    shrink_margin: Ratio = 1.2
     """A smaller pool must bear this multiple of the load."""
     low_periods: Positive = 2
     """Periods in a row that must permit a smaller pool."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from triptych.domain.limits import Positive, PositiveSeconds, Seconds, check_limits
+from triptych.domain.limits import Positive, PositiveSeconds, Ratio, Seconds, check_limits
 from triptych.domain.stage import Stage
 
 _SHORT = 1.0
@@ -24,7 +24,7 @@ class SwitchLimits:
     together look like a load that grows."""
     switch_horizon_s: PositiveSeconds = 60.0
     """Time over which a switch must save more than it costs. Loads that change faster than this are not followed."""
-    switch_spare: PositiveSeconds = 0.5
+    switch_spare: Ratio = 0.5
     """The stage that gives instances must keep below this share of what the rest may hold, so that it does not take them back."""
     switch_cost_s: Seconds = 0.7
     """Time for which an instance that switches serves nobody (EPD-Serve states less than 0.7 s)."""

@@ -146,8 +146,8 @@ def _patches(cluster: PlannedCluster) -> list[Document]:
 
 def _mounts(cluster: PlannedCluster, *, follows: bool) -> list[Document]:
     """Profiles, and for the pool manager the plan that it follows, with the model, whose configuration a search reads."""
-    volumes = {"profiles": (PROFILES, {"configMap": {"name": _PROFILES_MAP}})}
-    followed = {"plan": (PLAN, {"configMap": {"name": _PLAN_MAP}})} if follows else {}
+    volumes: dict[str, tuple[str, Document]] = {"profiles": (PROFILES, {"configMap": {"name": _PROFILES_MAP}})}
+    followed: dict[str, tuple[str, Document]] = {"plan": (PLAN, {"configMap": {"name": _PLAN_MAP}})} if follows else {}
     if follows and not is_demo(cluster):
         followed["models"] = ("/models", {"persistentVolumeClaim": {"claimName": "triptych-models", "readOnly": True}})
     return [

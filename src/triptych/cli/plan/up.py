@@ -19,7 +19,6 @@ _SHARED = ("device", "dtype", "kv_cache_bytes", "kv_arena_bytes", "image_cache_b
 """Settings of instances that ``triptych up`` has for all of them, of memory the least that a role has."""
 
 
-_VLLM_ARGS = "--vllm-args="
 _NO_TIER_NAME = re.compile(r"[^a-z0-9.-]+")
 
 
@@ -46,7 +45,7 @@ def up_line(cluster: PlannedCluster, profiles: Path, own: Sequence[str] = ()) ->
         **_of_instances([pool for pool in cluster.pools if pool.role not in tiers]),
         "profiles": str(profiles),
     }
-    given = (*(cluster.own_options if tiers else _given(cluster)), *own)
+    given = (*cluster.own_options, *own)
     names = {word.partition("=")[0] for word in given}
     if "--plan" in names:  # which has the sizes
         names.add("--pool-sizes")
@@ -125,18 +124,12 @@ def _of_pool(cluster: PlannedCluster, pool: Pool) -> Options:
     if "transfer_kv_on_drain" in pool.settings:
         settings["transfer-kv-on-drain"] = "yes"
     if pool.degree > 1:
-        settings["vllm-args"] = _vllm_args(cluster, pool.degree)
+        settings["tensor-parallel"] = str(pool.degree)
     return settings
 
 
-def _vllm_args(cluster: PlannedCluster, degree: int) -> str:
-    """Arguments of vLLM itself, with the degree."""
-    arguments = [word.partition("=")[2] for word in cluster.own_options if word.startswith(_VLLM_ARGS)]
-    return " ".join((*arguments[-1:], f"--tensor-parallel-size {degree}")).strip()
-
-
 def _of_instances(pools: Sequence[Pool]) -> Options:
-    """Settings that all instances share, or all of a service, by the names of options."""
+    """Settings that all instances share, or all of a service, by the names of options. Raises CliError."""
     shared: dict[str, str] = {}
     of_pools = [(pool, {**pool.mounted, **pool.settings}) for pool in pools]
     for name in _SHARED:
@@ -153,15 +146,9 @@ def _of_instances(pools: Sequence[Pool]) -> Options:
             shared[dashed] = value
     if any("transfer_kv_on_drain" in pool.settings for pool in pools):
         shared["transfer-kv-on-drain"] = "yes"
-    return shared
-
-
-def _given(cluster: PlannedCluster) -> Sequence[str]:
-    """Options of the plan and of the caller; vLLM divides a model by an argument of its own. Raises CliError."""
-    degrees = {pool.degree for pool in cluster.pools if pool.settings.get("engine") == "vllm"}
-    if degrees <= {1}:
-        return cluster.own_options
+    degrees = {pool.degree for pool in pools if pool.service == "text"}
     if len(degrees) > 1:
         raise CliError("triptych up gives all text instances the same tensor-parallel degree", caller=True)
-    rest = (word for word in cluster.own_options if not word.startswith(_VLLM_ARGS))
-    return (*rest, f"{_VLLM_ARGS}{_vllm_args(cluster, degrees.pop())}")
+    if degrees - {1}:
+        shared["tensor-parallel"] = str(degrees.pop())
+    return shared

@@ -15,7 +15,7 @@ from enum import StrEnum
 from math import sqrt
 
 from triptych.domain.durations import in_words
-from triptych.domain.limits import Positive, PositiveSeconds, Seconds, check_limits
+from triptych.domain.limits import Positive, PositiveSeconds, Ratio, Seconds, check_limits
 from triptych.domain.mix import Mix
 from triptych.domain.replanning import (
     Drift,
@@ -55,15 +55,15 @@ RATE, INSTANCES = "requests per second", "instances"
 class ReplanLimits:
     """When another placement is looked for, and how much better it must be."""
 
-    drift_index: PositiveSeconds = USUAL_INDEX
+    drift_index: Ratio = USUAL_INDEX
     """Population stability index from which a figure of the mix has drifted."""
-    drift_rate: PositiveSeconds = 0.25
+    drift_rate: Ratio = 0.25
     """Change of the rate, as a share, from which it has drifted. It counts with ``replan``, as do instances that came or went."""
     drift_requests: Positive = 50
     """Least requests that the mix is taken from: the last ones, of at most 300 s."""
     drift_persists_s: PositiveSeconds = 30.0
     """Time for which it must have drifted before a search; more where fewer requests come in it."""
-    replan_gain: PositiveSeconds = 0.1
+    replan_gain: Ratio = 0.1
     """Share by which another placement must be better."""
     replan_rest_s: Seconds = 120.0
     """Shortest time after a search, and after a move, until the next search."""

@@ -25,7 +25,7 @@ from triptych.domain.decision import (
     ScalingStatus,
     Why,
 )
-from triptych.domain.limits import Positive, PositiveSeconds, check_limits
+from triptych.domain.limits import Positive, PositiveSeconds, Ratio, check_limits
 from triptych.domain.stage import Role
 from triptych.domain.windows import NOTHING_JUDGED
 from triptych.machine.pool_manager.decision_log import DecisionLog
@@ -63,7 +63,7 @@ _IMPROVEMENT = 0.01
 class PoolLimits:
     """Patience with scalers and instances."""
 
-    order_starts: PositiveSeconds = 3.0
+    order_starts: Ratio = 3.0
     """An order is overdue after this multiple of the usual start time; it is then repeated, at growing distances."""
     drain_timeout_s: PositiveSeconds = 600.0
     """Time that a drained instance has; then the size is ordered anyway."""

@@ -131,7 +131,7 @@ def test_answers_go_on_elsewhere_when_an_instance_drains_if_there_is_another(tmp
     assert "--transfer-kv-on-drain" not in options_of(command_in(shrinking)), "the pool may have one at times"
 
 
-def test_vllm_divides_a_model_by_its_own_argument(tmp_path: Path) -> None:
+def test_vllm_divides_a_model_over_devices(tmp_path: Path) -> None:
     settings = {"engine": "vllm", "vllm-args": "--max-num-seqs 16"}
     degrees = {Role.E: 1, Role.PD: 2}
     plan = plan_of(
@@ -140,7 +140,7 @@ def test_vllm_divides_a_model_by_its_own_argument(tmp_path: Path) -> None:
     options = options_of(command_in(applied(tmp_path, plan, "--model", "/models/llava")))
     assert options["--vllm-args"] == "--max-num-seqs 16"
     (text,) = [flags["text"] for key, flags in tier_settings(options) if key == "PD@h100"]
-    assert "--vllm-args=--max-num-seqs 16 --tensor-parallel-size 2" in text
+    assert "--tensor-parallel=2" in text
     assert not any(flag.startswith(("--device", "--kv-cache-bytes")) for flag in text)
     assert "PD@h100:device=" in options["--tier"]
     assert options["--tier"].endswith("gpus=1+2")

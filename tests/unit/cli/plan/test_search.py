@@ -188,6 +188,9 @@ def test_the_commands_of_the_page_run(config: Path, tmp_path: Path, monkeypatch:
         if arguments[0] == "apply":
             assert "--replan" in triptych(*arguments)
             continue
+        if arguments[0] == "transfers":
+            assert "keys and values" in triptych(*arguments)
+            continue
         assert "chosen: " in triptych(*arguments, "--candidates", 3)
     assert read(tmp_path / "plan.json").chosen is not None
     assert (tmp_path / "plan.html").is_file()
