@@ -7,6 +7,7 @@ from pathlib import Path
 from triptych.cli.outcome import CliError
 from triptych.cli.plan.cluster import PlannedCluster
 from triptych.cli.plan.manifests import model_directory
+from triptych.domain.profile import Origin
 from triptych.files import BadFile, read_text
 from triptych.planning.record import BadPlan, PlanRecord, read
 
@@ -30,9 +31,13 @@ def followed_files(cluster: PlannedCluster) -> Mapping[str, str]:
 
 
 def _moved(plan: PlanRecord, cluster: PlannedCluster) -> PlanRecord:
-    """Its mix is known, so that a trace is not read again."""
-    common = {**plan.common, **({"catalogue": f"{PLAN}/{_CATALOGUE}"} if "catalogue" in plan.common else {})}
-    if "profiles" in common:
+    """The plan with the paths of a container. Its mix is known, so that a trace is not read again. Measured profiles are given; what
+    was computed is computed again.
+    """
+    common = {name: value for name, value in plan.common.items() if name != "profiles"}
+    if "catalogue" in common:
+        common["catalogue"] = f"{PLAN}/{_CATALOGUE}"
+    if any(profile.measured.origin is Origin.MEASURED for profile in cluster.profiles):
         common["profiles"] = PROFILES
     workload = {name: value for name, value in plan.workload.items() if name != "trace"}
     return replace(plan, model=model_directory(cluster), common=common, workload=workload)

@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,12 @@ from tests.unit.deploy.test_compose_file import FILE, SCHEMA, resolved
 from triptych.cli.cluster_settings import ClusterSettings
 from triptych.cli.model import Model
 from triptych.cli.placement import placed, placed_kinds
+from triptych.cli.plan.cluster import planned_cluster
+from triptych.cli.plan.followed import followed_files
 from triptych.cli.service_options import parse
 from triptych.cli.tiers import check_tiers, read_tiers
 from triptych.domain.pool_sizes import parse_bounds
+from triptych.domain.profile import Origin
 from triptych.domain.scaling import Kind
 from triptych.domain.stage import Role
 from triptych.planning.record import Budget, Placement, PlanRecord, read
@@ -288,6 +292,18 @@ def test_a_pool_manager_in_a_container_follows_a_copy_with_the_paths_of_the_cont
     assert (str(settings.plan), settings.replan) == ("/plan/plan.json", True)
     assert f"{tmp_path / 'out' / 'plan'}:/plan:ro" in manager["volumes"]
     assert any(volume.endswith(":/models:ro") for volume in manager["volumes"])
+
+
+@pytest.mark.parametrize("origin", Origin)
+def test_a_plan_that_is_followed_has_the_profiles_of_the_container_if_they_were_measured(
+    tmp_path: Path, origin: Origin
+) -> None:
+    plan = plan_of(placement({"EPD": 1}))
+    path = written(tmp_path, plan)
+    cluster = planned_cluster(plan, plan.candidates[0].placement, model=None, autoscale=False, given=[f"--plan={path}"])
+    profiles = [replace(profile, measured=replace(profile.measured, origin=origin)) for profile in cluster.profiles]
+    copy = PlanRecord.parse(followed_files(replace(cluster, profiles=profiles))["plan.json"].encode())
+    assert copy.common.get("profiles") == ("/profiles" if origin is Origin.MEASURED else None)
 
 
 def test_a_plan_to_follow_that_cannot_be_read_is_said(tmp_path: Path) -> None:
