@@ -1,6 +1,7 @@
 """The encoder engine of the settings: one that computes, vLLM, or one that sleeps.
 
-Engines that compute are imported when they are loaded: torch and transformers take seconds, and engines that delay need neither.
+Engines that compute are imported when they are loaded: torch and transformers take seconds, and engines that delay need neither. So is
+what decodes media, which simulations do without.
 """
 
 import logging
@@ -8,15 +9,13 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from triptych.domain.profile import BadProfile, ProfileIdentity
 from triptych.domain.stage import ModelPart
 from triptych.engine.checkpoint import DTYPES, Checkpoint
 from triptych.engine.delay import DelayEncoderEngine, delay_costs
 from triptych.engine.first_pass import encode_first
-from triptych.engine.media.decoders import DecoderProcesses
-from triptych.engine.media.item import Decoding
 from triptych.families.base import Family
 from triptych.families.model_files import BadModel
 from triptych.machine.encoder.batch_queue import BatchLimits
@@ -29,6 +28,9 @@ from triptych.runtime.world import World
 from .embedding_files import EmbeddingFiles
 from .service import LoadedEncoder
 from .settings import EncoderSettings
+
+if TYPE_CHECKING:
+    from triptych.engine.media.item import Decoding
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +54,8 @@ async def loaded(
 
     ``can_unload``: its weights can leave the memory. Raises CannotStart.
     """
+    from triptych.engine.media.decoders import DecoderProcesses
+
     async with AsyncExitStack() as stack:
         cores = usable_cores()
         threads = settings.prepare_threads or max(2, len(cores))
@@ -86,7 +90,7 @@ def _files(settings: EncoderSettings) -> EmbeddingFiles | None:
         raise CannotStart(f"embedding_files {directory}: {error}") from None
 
 
-def _load(settings: EncoderSettings, checkpoint: Checkpoint, decoding: Decoding, *, can_unload: bool) -> _Engine:
+def _load(settings: EncoderSettings, checkpoint: Checkpoint, decoding: "Decoding", *, can_unload: bool) -> _Engine:
     """Runs in the thread that encodes. Raises CannotStart."""
     try:
         model_id = settings.model_id or served_name(settings.model)
@@ -124,7 +128,7 @@ def _batches(settings: EncoderSettings, engine: EncoderEngine[Any]) -> BatchLimi
     return replace(limits, max_batch_tokens=tokens)
 
 
-def _load_vllm(settings: EncoderSettings, checkpoint: Checkpoint, model_id: str, decoding: Decoding) -> _Engine:
+def _load_vllm(settings: EncoderSettings, checkpoint: Checkpoint, model_id: str, decoding: "Decoding") -> _Engine:
     from triptych.integrations.vllm.release import check_release
 
     check_release()

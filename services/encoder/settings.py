@@ -7,7 +7,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from triptych.engine.encoder_options import EncoderOptions
-from triptych.engine.media.decoders import DecodeLimits
+from triptych.engine.media.limits import DecodeLimits
 from triptych.machine.arena.leases import LeaseLimits
 from triptych.machine.encoder.batch_queue import BatchLimits
 from triptych.rpc.settings import InstanceSettings

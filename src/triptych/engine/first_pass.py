@@ -10,7 +10,6 @@ from triptych.domain.engine import EngineRequest
 from triptych.domain.media import Modality
 from triptych.domain.reasons import reason_of
 from triptych.domain.sampling import SamplingParams
-from triptych.engine.probe_media import image, sound
 from triptych.families.base import Family, as_in_request
 from triptych.families.model_files import BadModel
 from triptych.media.sniff import MediaLimits, inspect_media
@@ -37,6 +36,8 @@ async def encode_first(engine: EncoderEngine[PreparedT], family: Family, *, prep
 
 
 def _items(family: Family) -> Iterator[tuple[Modality, bytes]]:
+    from triptych.engine.probe_media import image, sound  # needs libraries that simulations do without
+
     if Modality.IMAGE in family.replacement_targets:
         yield Modality.IMAGE, image(_SIDE_PX)
     if Modality.AUDIO in family.replacement_targets:

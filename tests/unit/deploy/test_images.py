@@ -108,14 +108,13 @@ def test_every_service_has_one_dockerfile() -> None:
 def test_a_service_without_torch_needs_only_what_its_image_installs(service: str) -> None:
     assert installed_from(service) == service
     installed = set(closure("triptych", set(EXTRAS[service])))
-    media = set() if "plan" in EXTRAS[service] else {"numpy", "av", "pillow"}
-    assert not installed & ({"torch", "transformers", "safetensors"} | media)
+    assert not installed & {"torch", "transformers", "numpy", "safetensors", "av", "pillow"}
     absent = {
         module
         for module, owners in packages_distributions().items()
         if not installed & {canonicalize_name(owner) for owner in owners}
     }
-    assert {"torch", "transformers", "safetensors"} <= absent
+    assert {"torch", "transformers", "numpy", "safetensors", "av", "PIL"} <= absent
     modules = (
         f"triptych.services.{service}.app",
         f"triptych.services.{service}.settings",

@@ -17,13 +17,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from threading import Lock
-from typing import Annotated, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from triptych.domain.bounds import Between
-from triptych.domain.limits import check_limits
 from triptych.domain.media import MediaInfo
 from triptych.engine.media.audio import Samples
 from triptych.engine.media.decoder_process import (
@@ -43,6 +41,7 @@ from triptych.engine.media.decoder_process import (
 )
 from triptych.engine.media.images import Pixels
 from triptych.engine.media.item import MediaItem
+from triptych.engine.media.limits import DecodeLimits
 from triptych.engine.media.videos import Frame
 from triptych.errors import Cancelled, EngineFailure, InvalidMedia
 from triptych.ports import StopSignal
@@ -56,19 +55,6 @@ _KEPT_BYTES = 8 << 20
 _PIPE_BYTES = 1 << 16
 _LOGGED_CHARS = 1000
 """Most of what a decoder wrote to stderr for one item that is logged: the end of it."""
-
-
-@dataclass(frozen=True)
-class DecodeLimits:
-    """Limits of decoding one item, whatever its header says."""
-
-    max_decode_s: Annotated[float, Between(0, 86_400, above=True)] = 120.0
-    """Most CPU time that decoding one item may take; its decoder is killed then."""
-    max_decode_bytes: Annotated[int, Between(64 << 20)] = 2 << 30
-    """Most memory that decoding one item may take, beside that of an idle decoder."""
-
-    def __post_init__(self) -> None:
-        check_limits(self)
 
 
 class _Decoder:

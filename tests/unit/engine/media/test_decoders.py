@@ -20,8 +20,9 @@ from PIL import Image
 
 from triptych.domain.media import MediaInfo
 from triptych.engine.media.audio import decode_audio
-from triptych.engine.media.decoders import DecodeLimits, DecoderProcesses
+from triptych.engine.media.decoders import DecoderProcesses
 from triptych.engine.media.images import decode_image
+from triptych.engine.media.limits import DecodeLimits
 from triptych.engine.media.videos import decode_video
 from triptych.errors import Cancelled, EngineFailure, InvalidMedia
 from triptych.media.sniff import MediaLimits, inspect_media

@@ -14,7 +14,8 @@ import pytest
 
 from tests.unit.engine.media.odd_files import FILES
 from triptych.domain.media import MediaInfo, Modality
-from triptych.engine.media.decoders import DecodeLimits, DecoderProcesses
+from triptych.engine.media.decoders import DecoderProcesses
+from triptych.engine.media.limits import DecodeLimits
 from triptych.errors import InvalidMedia
 from triptych.media.sniff import MediaLimits, inspect_media
 
