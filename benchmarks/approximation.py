@@ -247,7 +247,7 @@ def summary(found: Sequence[Error], rates: Sequence[Goodput], shares: Sequence[f
             if sizes:
                 rows.append({"load": f"{share:.0%}", "figure": figure, "median": middle(sizes), "worst": max(sizes)})
     sizes = [abs(rate.error) for rate in rates if not rate.is_unbounded]
-    return [*rows, {"load": "", "figure": "goodput", "median": middle(sizes), "worst": max(sizes)}]
+    return [*rows, {"load": "", "figure": "goodput", "median": middle(sizes), "worst": max(sizes)}] if sizes else rows
 
 
 def attainments(results: Sequence[Result]) -> list[dict[str, Any]]:

@@ -48,7 +48,7 @@ def test_a_simulation_that_fails_is_told_with_what_repeats_it(
 def test_a_process_whose_parent_has_ended_is_left_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(soak.MARK, "another")
     mark, shared = soak.marked(), shared_memory_files()
-    start = "import subprocess; print(subprocess.Popen(['sleep', '600'], stdout=subprocess.DEVNULL).pid)"
+    start = "import subprocess as s; print(s.Popen(['sleep', '600'], stdout=s.DEVNULL, stderr=s.DEVNULL).pid)"
     started = subprocess.run([sys.executable, "-c", start], capture_output=True, text=True, check=True)
     orphan = psutil.Process(int(started.stdout))
     try:
