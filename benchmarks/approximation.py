@@ -99,7 +99,7 @@ class Settings:
     """That simulate side by side."""
 
 
-QUICK = Settings(("E:2,PD:6",), ("mixed",), (0.5,), 40, 0.5, 1)
+QUICK = Settings(("E:2,PD:6",), ("mixed",), (0.5,), 160, 0.5, 1)
 
 
 def deployment(placement: str) -> Deployment:

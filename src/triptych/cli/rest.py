@@ -121,12 +121,13 @@ def http_client(url: str, *, api_key: str | None, timeout: httpx.Timeout, limits
     if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
         raise RestError("the API key has characters that are not allowed in a header", caller=True)
     try:
+        parsed = httpx.URL(url)
         return httpx.AsyncClient(
             timeout=timeout,
             limits=limits,
             headers={"authorization": f"Bearer {api_key}"} if api_key else None,
-            trust_env=httpx.URL(url).host not in _LOOPBACK,  # no proxy for loopback
-            verify=httpx.URL(url).scheme != "http",  # authorities take 20 ms to read
+            trust_env=parsed.host not in _LOOPBACK,  # no proxy for loopback
+            verify=parsed.scheme != "http",  # authorities take 20 ms to read
         )
     except (ValueError, ImportError, httpx.InvalidURL) as error:
         raise RestError(f"the proxy set in the environment cannot be used: {error}", caller=True) from None

@@ -116,7 +116,7 @@ def _up(application: Application, cluster: PlannedCluster, own: Sequence[str], c
 def _compose(application: Application, cluster: PlannedCluster, console: Console) -> None:
     override = application.directory / _OVERRIDE
     _profiles(application, cluster)
-    followed = {f"{_PLAN}/{name}": text for name, text in followed_files(cluster).items()}
+    followed = followed_files(cluster)
     made = compose.compose_override(
         cluster,
         application.compose_file,
@@ -132,5 +132,5 @@ def _compose(application: Application, cluster: PlannedCluster, console: Console
 def _kubernetes(application: Application, cluster: PlannedCluster, console: Console) -> None:
     profiles, followed = _profiles(application, cluster), followed_files(cluster)
     files = kubernetes.overlay(cluster, application.base, application.directory, profiles, followed)
-    write_files(application.directory, {**{f"{_PLAN}/{name}": text for name, text in followed.items()}, **files})
+    write_files(application.directory, {**followed, **files})
     console.print(shlex.join(("kubectl", "apply", "--kustomize", str(application.directory))), soft_wrap=True)

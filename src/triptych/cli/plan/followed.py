@@ -13,12 +13,13 @@ from triptych.planning.record import BadPlan, PlanRecord, read
 
 PLAN, PROFILES = "/plan", "/profiles"
 """Directories in containers."""
-_PLAN, _CATALOGUE = "plan.json", "catalogue.toml"
+_PLAN, _CATALOGUE = "plan/plan.json", "plan/catalogue.toml"
+"""Files, of the root in containers and of the directory that is written."""
 _MAX_CATALOGUE_NBYTES = 1 << 20
 
 
 def followed_files(cluster: PlannedCluster) -> Mapping[str, str]:
-    """Texts of the files in ``PLAN``, by name; none if no plan is followed. Raises CliError."""
+    """Texts of the files in the directory ``plan``, by path; none if no plan is followed. Raises CliError."""
     if (given := cluster.settings["pool_manager"].get("plan")) is None:
         return {}
     try:
@@ -36,7 +37,7 @@ def _moved(plan: PlanRecord, cluster: PlannedCluster) -> PlanRecord:
     """
     common = {name: value for name, value in plan.common.items() if name != "profiles"}
     if "catalogue" in common:
-        common["catalogue"] = f"{PLAN}/{_CATALOGUE}"
+        common["catalogue"] = f"/{_CATALOGUE}"
     if any(profile.measured.origin is Origin.MEASURED for profile in cluster.profiles):
         common["profiles"] = PROFILES
     workload = {name: value for name, value in plan.workload.items() if name != "trace"}
@@ -46,4 +47,4 @@ def _moved(plan: PlanRecord, cluster: PlannedCluster) -> PlanRecord:
 def manager_settings(cluster: PlannedCluster) -> dict[str, str]:
     """The pool manager's settings in a container."""
     settings = dict(cluster.settings["pool_manager"])
-    return {**settings, **({"plan": f"{PLAN}/{_PLAN}"} if "plan" in settings else {}), "profiles": PROFILES}
+    return {**settings, **({"plan": f"/{_PLAN}"} if "plan" in settings else {}), "profiles": PROFILES}

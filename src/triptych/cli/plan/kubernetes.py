@@ -32,7 +32,7 @@ def overlay(
     cluster: PlannedCluster, base: Path, directory: Path, profiles: Sequence[Path], followed: Mapping[str, str]
 ) -> Mapping[str, str]:
     """The files of the overlay by name, for a directory. ``base``: that of the repository. ``profiles``: files that lie in ``profiles``
-    there. ``followed``: those of a plan that the pool manager follows, which lie in ``plan``. Raises CliError.
+    there. ``followed``: those of a plan that the pool manager follows. Raises CliError.
     """
     checked_images(cluster)
     if sum(path.stat().st_size for path in profiles) > _MAX_NBYTES:
@@ -125,7 +125,7 @@ def _config_maps(cluster: PlannedCluster, profiles: Sequence[Path], followed: Ma
         if values
     ]
     maps.append({"name": _PROFILES_MAP, "files": [f"profiles/{path.name}" for path in profiles]})
-    return [*maps, {"name": _PLAN_MAP, "files": [f"plan/{name}" for name in followed]}] if followed else maps
+    return [*maps, {"name": _PLAN_MAP, "files": [*followed]}] if followed else maps
 
 
 def _patches(cluster: PlannedCluster) -> list[Document]:

@@ -302,7 +302,7 @@ def test_a_plan_that_is_followed_has_the_profiles_of_the_container_if_they_were_
     path = written(tmp_path, plan)
     cluster = planned_cluster(plan, plan.candidates[0].placement, model=None, autoscale=False, given=[f"--plan={path}"])
     profiles = [replace(profile, measured=replace(profile.measured, origin=origin)) for profile in cluster.profiles]
-    copy = PlanRecord.parse(followed_files(replace(cluster, profiles=profiles))["plan.json"].encode())
+    copy = PlanRecord.parse(followed_files(replace(cluster, profiles=profiles))["plan/plan.json"].encode())
     assert copy.common.get("profiles") == ("/profiles" if origin is Origin.MEASURED else None)
 
 
