@@ -32,7 +32,11 @@ def build(
         membership,
         connect,
         prepare=prepare,
-        offload=SmallInline(threads, settings.prepare_inline_chars, settings.prepare_inline_media_bytes),
+        offload=SmallInline(
+            threads,
+            settings.prepare_inline_chars,
+            settings.prepare_inline_media_bytes if prepare.counts_at_once else 0,
+        ),
         record=record,
         profiles=KnownProfiles() if profiles is None else profiles,
     )

@@ -24,6 +24,7 @@ from triptych.families.base import (
     refuse_unless,
     units_of,
 )
+from triptych.families.generic import GenericFamily
 from triptych.media.sniff import MediaLimits, inspect_media
 from triptych.ports import Offload
 from triptych.tokens.answer_text import AnswerText
@@ -57,6 +58,11 @@ class Prompted:
 
 class Prepare(Protocol):
     """Blocking and thread-safe. Raises InvalidRequest or a subclass."""
+
+    @property
+    def counts_at_once(self) -> bool:
+        """Whether an item's tokens are computed; else the model's processor is asked for them, which takes longer."""
+        ...
 
     def __call__(self, request: ChatRequest, model: ModelInfo) -> Prompted: ...
 
@@ -113,6 +119,10 @@ class ModelPrepare:
     builder: PromptBuilder
     limits: MediaLimits
     grammars: Grammars
+
+    @property
+    def counts_at_once(self) -> bool:
+        return not isinstance(self.builder.family, GenericFamily)
 
     def __call__(self, request: ChatRequest, model: ModelInfo) -> Prompted:
         self._check(request.sampling)

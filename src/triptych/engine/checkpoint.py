@@ -15,7 +15,9 @@ from triptych.domain.embedding import DType
 from triptych.domain.instance import ModelInfo
 from triptych.domain.stage import ModelPart
 from triptych.families.base import Family
+from triptych.families.generic import StartProcessing
 from triptych.families.model_files import DEFAULT_TEMPLATE, TOOLS_TEMPLATE, BadModel, ModelFiles
+from triptych.families.processor_process import ProcessorProcess
 from triptych.families.registry import load_family
 from triptych.files import read_json
 
@@ -170,15 +172,16 @@ def _costly(value: Any) -> Any:
     }
 
 
-def open_checkpoint(directory: Path | Checkpoint) -> Checkpoint:
+def open_checkpoint(directory: Path | Checkpoint, process: StartProcessing = ProcessorProcess) -> Checkpoint:
     """Validate a model directory: configuration, family, complete safetensors weights. Raises BadModel.
 
-    An open checkpoint is returned as it is: a process with encoder and decoder reads and hashes the files once.
+    An open checkpoint is returned as it is: a process with encoder and decoder reads and hashes the files once. ``process``
+    loads the processor of a model without a family of its own.
     """
     if isinstance(directory, Checkpoint):
         return directory
     files = ModelFiles.load(directory)
-    family = load_family(files)
+    family = load_family(files, process)
     weights = _weights(files.directory)
     adapter = files.directory / ADAPTER_WEIGHTS
     for file in (*weights, *([adapter] if adapter.is_file() else [])):

@@ -22,6 +22,7 @@ from triptych.engine.checkpoint import DTYPES, Checkpoint, open_checkpoint
 from triptych.engine.compute import ComputeOptions
 from triptych.engine.encoder_attention import attend_by_products
 from triptych.engine.families.adapters import EncoderAdapter, Features, ShardingEncoderAdapter
+from triptych.engine.families.item_processor import ItemProcessor
 from triptych.engine.families.registry import adapters_of
 from triptych.engine.fastest_products import choose_products, load_copies, unload_copies
 from triptych.engine.media.item import Decoding, LocalDecoding, MediaItem
@@ -189,7 +190,7 @@ class TransformersEncoderEngine(AdapterEncoderEngine):
     ) -> None:
         """Make an engine. With ``can_unload`` its ``weights`` can leave the memory and come back, which is tried now."""
         prepare_torch(compute)
-        checkpoint = open_checkpoint(model_dir)
+        checkpoint = open_checkpoint(model_dir, ItemProcessor)
         adapters = adapters_of(checkpoint)
         dtype = DTYPES[compute.dtype]
         model = load_part(checkpoint, ModelPart.ENCODER, dtype=dtype, device=torch.device(compute.device))

@@ -21,10 +21,33 @@ from triptych.domain.embedding import DType
 from triptych.domain.stage import ModelPart
 from triptych.engine.checkpoint import ADAPTER_CONFIG, Checkpoint
 from triptych.engine.tensors import TORCH_DTYPES
+from triptych.families.generic import GenericFamily
 from triptych.families.model_files import BadModel
 
-LANGUAGE_MODELS = ("language_model", "text_model")
+LANGUAGE_MODELS = ("language_model", "text_model", "model")
 """Attribute names of the language model within the multimodal base model, over all architectures."""
+
+
+class RemovedPart(nn.Identity):
+    """Stands where a part is that is not loaded. Forward methods may read its device and data type, which its adapter sets."""
+
+    device: torch.device
+    dtype: torch.dtype
+
+
+def base_of(model: nn.Module) -> nn.Module:
+    """The module whose forward method takes items and calls the language model: the model itself, or what it heads."""
+    inner = getattr(model, "model", None)
+    has_language_model = any(hasattr(inner, name) for name in LANGUAGE_MODELS[:2])
+    return inner if isinstance(inner, nn.Module) and has_language_model else model
+
+
+def language_model_name(base: nn.Module) -> str:
+    """Attribute of ``base_of`` that is the language model. Raises BadModel."""
+    name = next((name for name in LANGUAGE_MODELS if hasattr(base, name)), None)
+    if name is None:
+        raise BadModel(f"{type(base).__name__} has no language model apart from its encoders")
+    return name
 
 
 def load_part(checkpoint: Checkpoint, part: ModelPart, *, dtype: DType, device: torch.device) -> PreTrainedModel:
@@ -41,7 +64,8 @@ def load_part(checkpoint: Checkpoint, part: ModelPart, *, dtype: DType, device: 
         raise BadModel(f"transformers {transformers.__version__} has no {checkpoint.architecture}")
     try:
         with _without_adapter(checkpoint.directory) as directory:
-            model, report = _part_class(whole, part).from_pretrained(
+            keeps_projectors = isinstance(checkpoint.family, GenericFamily)
+            model, report = _part_class(whole, part, keeps_projectors=keeps_projectors).from_pretrained(
                 directory,
                 config=_plain_config(whole, directory),
                 dtype=TORCH_DTYPES[dtype],
@@ -97,7 +121,7 @@ def _without_adapter(directory: Path) -> Iterator[Path]:
         yield Path(view)
 
 
-def _part_class(whole: Any, part: ModelPart) -> Any:
+def _part_class(whole: Any, part: ModelPart, *, keeps_projectors: bool) -> Any:
     keep_head = part is ModelPart.DECODER
 
     class Kept(whole):  # type: ignore[misc]  # a class chosen at run time
@@ -110,7 +134,7 @@ def _part_class(whole: Any, part: ModelPart) -> Any:
             super().__init__(config, *args, **kwargs)
             if not keep_head:
                 self.lm_head = nn.Identity()
-            _drop_other_part(self.model, part)
+            _drop_other_part(base_of(self), part, keeps_projectors=keeps_projectors)
 
         def get_output_embeddings(self) -> Any:
             return super().get_output_embeddings() if keep_head else None
@@ -120,13 +144,20 @@ def _part_class(whole: Any, part: ModelPart) -> Any:
     return Kept
 
 
-def _drop_other_part(base: nn.Module, part: ModelPart) -> None:
-    language_model = next(name for name in LANGUAGE_MODELS if hasattr(base, name))
-    for name, _ in list(base.named_children()):
-        if (name == language_model) == (part is ModelPart.ENCODER):
-            setattr(base, name, nn.Identity())
-    if part is ModelPart.DECODER:
+def _drop_other_part(base: nn.Module, part: ModelPart, *, keeps_projectors: bool) -> None:
+    """With ``keeps_projectors`` a decoder loses its towers only, as its forward method may embed tokens by what else it has."""
+    language_model = language_model_name(base)
+    for name, child in list(base.named_children()):
+        if part is ModelPart.ENCODER and name != language_model:
+            continue
+        if part is ModelPart.DECODER and name in (language_model, "lm_head"):
+            continue
+        if part is ModelPart.DECODER and keeps_projectors and not isinstance(child, PreTrainedModel):
+            continue
+        setattr(base, name, RemovedPart())
+    if part is ModelPart.DECODER and not keeps_projectors:
         for name, _ in list(base.named_parameters(recurse=False)):
             base.register_parameter(name, None)  # None, not deleted: forward methods still read them
-        marked: Any = base
+    marked: Any = base
+    if part is ModelPart.DECODER:
         marked._is_hf_initialized = True  # noqa: SLF001 - or the loader would initialize removed parameters

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from triptych.families.base import Family
 from triptych.families.gemma3 import Gemma3
+from triptych.families.generic import GenericFamily, StartProcessing
 from triptych.families.granite_speech import GraniteSpeech
 from triptych.families.idefics3 import Idefics3
 from triptych.families.internvl import InternVl
@@ -12,6 +13,7 @@ from triptych.families.llava_next import LlavaNext
 from triptych.families.llava_onevision import LlavaOneVision
 from triptych.families.mllama import Mllama
 from triptych.families.model_files import BadModel, ModelFiles
+from triptych.families.processor_process import ProcessorProcess
 from triptych.families.qwen2_audio import Qwen2Audio
 from triptych.families.qwen2_vl import Qwen2VL
 from triptych.families.qwen3_vl import Qwen3VL
@@ -36,14 +38,19 @@ FAMILIES: Mapping[str, type[Family]] = {
 """Families by ``model_type`` of ``config.json``."""
 
 
-def load_family(files: ModelFiles) -> Family:
-    """The family of a model directory. Raises BadModel for an unknown architecture."""
+def load_family(files: ModelFiles, process: StartProcessing = ProcessorProcess) -> Family:
+    """The family of a model directory; ``process`` loads the processor of a model without a family of its own.
+
+    Raises BadModel for an architecture that is not in transformers either, or is not complete there.
+    """
     family = FAMILIES.get(files.model_type)
-    if family is None:
+    if family is not None:
+        return family.load(files)
+    try:
+        return GenericFamily(process(files))
+    except BadModel as error:
         own_code = "; the code in its directory (auto_map) is not run" if files.config.get("auto_map") else ""
         raise BadModel(
-            f"model_type {files.model_type!r} is not known{own_code}; known are: {', '.join(sorted(FAMILIES))}. To add one, write "
-            "a class that satisfies triptych.families.base.Family and name it in triptych.families.registry.FAMILIES, as "
-            "docs/adding_a_family.md shows"
-        )
-    return family.load(files)
+            f"model_type {files.model_type!r} has no family here ({', '.join(sorted(FAMILIES))}), and transformers does not "
+            f"suffice{own_code}: {error}. docs/adding_a_family.md shows how to write one"
+        ) from error

@@ -94,6 +94,10 @@ class PlannedPrepare:
             for first in (_SEPARATOR, _TEXT + len(placeholders))
         )
 
+    @property
+    def counts_at_once(self) -> bool:
+        return True
+
     def expect(self, request: ChatRequest, number: int, planned: Planned) -> None:
         self._planned[request.request_id] = number, planned
 

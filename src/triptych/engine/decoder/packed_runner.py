@@ -97,7 +97,8 @@ class PackedModelRunner:
         ordered = [inputs[at] for at in order]
         rows = list(accumulate((entry.count for entry in ordered), initial=0))
         parts = [
-            ForwardPart(entry.plan, entry.first, entry.count, row) for entry, row in zip(ordered, rows, strict=False)
+            ForwardPart(entry.plan, entry.first, entry.token_ids, row)
+            for entry, row in zip(ordered, rows, strict=False)
         ]
         hidden = self._decode(ordered, parts, rows[-1], groups)
         ends = [row - 1 for entry, row in zip(ordered, rows[1:], strict=True) if entry.reaches_end]

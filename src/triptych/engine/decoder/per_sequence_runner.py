@@ -9,6 +9,7 @@ import copy
 import inspect
 import logging
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -75,7 +76,17 @@ class PerSequenceModelRunner:
             raise ValueError("bidirectional spans need attention layers that are full or sliding")
         if not entry.first:
             self._caches[entry.sequence_id] = DynamicCache(config=self._decoder.config)
-        part = ForwardPart(entry.plan, entry.first, entry.count, 0)
+        whole = entry.plan.indivisible - entry.first
+        if (
+            0 < whole < entry.count
+        ):  # a preempted answer: the prompt as at first, then the tokens of the answer one by one
+            for first, count in ((entry.first, whole), *((at, 1) for at in range(entry.first + whole, entry.end - 1))):
+                at = first - entry.first
+                self._forward(
+                    replace(entry, token_ids=entry.token_ids[at : at + count], first=first, reaches_end=False)
+                )
+            entry = replace(entry, token_ids=entry.token_ids[-1:], first=entry.end - 1)
+        part = ForwardPart(entry.plan, entry.first, entry.token_ids, 0)
         embeds = self._embed_tokens(torch.tensor(entry.token_ids, device=self._device))
         splice(part, embeds)
         hidden = self._decoder(

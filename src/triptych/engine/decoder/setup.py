@@ -1,8 +1,11 @@
 """Setup of a text engine: model runner, KV cache layout, CUDA graphs."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count, islice
 from typing import Any
 
 import torch
@@ -32,6 +35,10 @@ _PROBED = 6
 """Results of the passes that are compared."""
 _SAME = 1e-4
 """Largest difference of two logits that are the same but for rounding, in shares of the largest logit."""
+_SAME_HALF = 5e-2
+"""The same for decoders in 16-bit types."""
+_PROVEN_TOKENS = 40
+"""Tokens of the prompt by which packed passes are compared with those of transformers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,24 +77,67 @@ def build_runner(
     model_revision: str,
     graphs: GraphOptions | None = None,
     threads: WorkerThreads | None = None,
+    placeholder_ids: AbstractSet[int] = frozenset(),
 ) -> DecoderSetup:
     """Packed sequences for decoders with full and sliding attention, else one cache per sequence. Raises BadModel.
 
     ``threads``: for fused layers, which compute float32 on a CPU where the decoder has the structure; None for layers as they are.
 
+    ``placeholder_ids``: tokens that are in no prompt without items.
+
     A small pass shows at start, not at the first request, that the decoder runs.
     """
-    config: Any = adapter.decoder.config
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    setup = (
-        _packed(adapter, kv_cache_bytes, device, options, model_revision, graphs, threads)
-        if kinds <= _PACKED_LAYERS
-        else _cached(adapter, kv_cache_bytes, device, options)
-    )
+    kinds = set(getattr(adapter.decoder.config, "layer_types", None) or ["full_attention"])
+    build_packed = partial(_packed, adapter, kv_cache_bytes, device, options, model_revision, graphs, threads)
+    if not kinds <= _PACKED_LAYERS or not adapter.is_packable:
+        setup = _cached(adapter, kv_cache_bytes, device, options)
+    elif adapter.is_proven:
+        setup = build_packed()
+    else:
+        prompt = list(islice((token for token in count() if token not in placeholder_ids), _PROVEN_TOKENS))
+        setup = _same_as_transformers(build_packed, adapter, prompt, device) or _cached(
+            adapter, kv_cache_bytes, device, options
+        )
     (result,) = _probe(setup, adapter, 1)
     if isinstance(result, EngineFailure):
         raise BadModel("the language model cannot be run: its first pass fails")
     return setup
+
+
+def _same_as_transformers(
+    build: Callable[[], DecoderSetup], adapter: DecoderAdapter, prompt: Sequence[int], device: torch.device
+) -> DecoderSetup | None:
+    """What ``build`` makes, if its passes yield what transformers' own caches and masks do; else None, with the decoder as it was."""
+    config: Any = adapter.decoder.config
+    attention = config._attn_implementation  # noqa: SLF001 - transformers' documented switch
+    expected = _prompt_logits(PerSequenceModelRunner(adapter, device=device), adapter, prompt, ())
+    try:
+        setup = build()
+        found = _prompt_logits(setup.runner, adapter, prompt, range(-(-len(prompt) // setup.block_tokens)))
+        share = _SAME if adapter.decoder.dtype == torch.float32 else _SAME_HALF
+        if expected is not None and found is not None and _are_close(found, expected, share):
+            return setup
+        difference = "it yields something else"
+    except Exception as error:  # noqa: BLE001 - transformers' decoders raise many types
+        difference = str(error)
+    logger.info("sequences are computed one by one, as packed attention does not suit this decoder: %s", difference)
+    config._attn_implementation = attention  # noqa: SLF001
+    return None
+
+
+def _prompt_logits(
+    runner: ModelRunner, adapter: DecoderAdapter, prompt: Sequence[int], table: Sequence[int]
+) -> torch.Tensor | None:
+    """Logits [vocabulary] after a prompt; None if the pass fails."""
+    (result,) = runner.run([ForwardInput("proof", prompt, adapter.plan(prompt, []), 0, table, True, True, True)])
+    logits = result.logits.clone() if isinstance(result, ForwardOutput) and result.logits is not None else None
+    runner.drop(["proof"])
+    return logits
+
+
+def _are_close(found: torch.Tensor, expected: torch.Tensor, share: float = _SAME) -> bool:
+    """Whether logits are equal but for rounding."""
+    return torch.allclose(found, expected, rtol=0.0, atol=share * float(expected.abs().max()))
 
 
 def _probe(setup: DecoderSetup, adapter: DecoderAdapter, tokens: int) -> Sequence[object]:
@@ -172,9 +222,7 @@ def _fuse(
     runner.is_fused = True
     runner.best = fused_layers.best_tokens
     fused_logits = _logits(runner, adapter, cache.block_tokens)
-    if fused_logits is not None and torch.allclose(
-        fused_logits, expected, rtol=0.0, atol=_SAME * float(expected.abs().max())
-    ):
+    if fused_logits is not None and _are_close(fused_logits, expected):
         return fused
     logger.warning("operations between products are not compiled: they would yield something else")
     runner.is_fused, runner.best = False, best_tokens

@@ -30,6 +30,7 @@ from triptych.engine.decoder.sampling import Sampled, sample
 from triptych.engine.decoder.sequence import EngineSequence, Limits, accept
 from triptych.engine.decoder.setup import DecoderSetup, KvOptions, build_runner
 from triptych.engine.families.adapters import CachingDecoderAdapter
+from triptych.engine.families.item_processor import ItemProcessor
 from triptych.engine.families.registry import adapters_of
 from triptych.engine.fastest_products import choose_products, load_copies, unload_copies
 from triptych.engine.measuring import TextProbe
@@ -80,7 +81,7 @@ class TransformersTextEngine:
         """
         max_sequences = options.max_sequences
         prepare_torch(compute)
-        checkpoint = open_checkpoint(model_dir)
+        checkpoint = open_checkpoint(model_dir, ItemProcessor)
         adapters = adapters_of(checkpoint)
         self._device = torch.device(compute.device)
         model = load_part(checkpoint, ModelPart.DECODER, dtype=DTYPES[compute.dtype], device=self._device)
@@ -95,7 +96,7 @@ class TransformersTextEngine:
         decoder: Any = self._adapter.decoder
         self._model_info = checkpoint.model_info(model_id=model_id, dtype=DTYPES[compute.dtype])
         context_length = self._model_info.context_length
-        setup, computing = self._set_up(model, options, compute, kv or KvOptions())
+        setup, computing = self._set_up(model, options, compute, kv or KvOptions(), checkpoint.family.placeholder_ids)
         self._captured_at = None if self.weights is None else self.weights.address
         self._made = setup
         self._runner: ModelRunner = setup.runner
@@ -136,7 +137,12 @@ class TransformersTextEngine:
             self._after_load()
 
     def _set_up(
-        self, model: nn.Module, options: EngineOptions, compute: ComputeOptions, kv: KvOptions
+        self,
+        model: nn.Module,
+        options: EngineOptions,
+        compute: ComputeOptions,
+        kv: KvOptions,
+        placeholder_ids: AbstractSet[int],
     ) -> tuple[DecoderSetup, nn.Module]:
         """What runs the passes, with the fastest products chosen, and all modules that compute in it. Raises BadModel."""
         threads = None if options.enforce_eager else _kernel_threads(compute)
@@ -156,6 +162,7 @@ class TransformersTextEngine:
             model_revision=self._model_info.revision,
             graphs=graphs,
             threads=threads,
+            placeholder_ids=placeholder_ids,
         )
         computing = nn.ModuleList([model, *setup.joined])
         choose_products(

@@ -89,6 +89,8 @@ class PromptPlan:
     """Rotary position of the first generated token, the same on every axis; None: the prompt's length."""
     bidirectional: tuple[Span, ...] = ()
     """Spans whose positions attend to each other in both directions; a chunk contains all of one or nothing."""
+    indivisible: int = 0
+    """Positions from the first one on that are computed in one pass, which computes nothing else; 0 where any may be."""
     extra: Any = None
     """The adapter's own read-only data for ``inputs``."""
 
@@ -99,8 +101,12 @@ class ForwardPart:
 
     plan: PromptPlan
     first: int
-    count: int
+    token_ids: Sequence[int]
     row: int
+
+    @property
+    def count(self) -> int:
+        return len(self.token_ids)
 
 
 class DecoderAdapter(Protocol):
@@ -119,6 +125,16 @@ class DecoderAdapter(Protocol):
 
     def plan(self, token_ids: Sequence[int], items: Sequence[PlacedItem]) -> PromptPlan:
         """Plan how this prompt enters the decoder. Raises InvalidRequest for items that contradict the prompt."""
+        ...
+
+    @property
+    def is_packable(self) -> bool:
+        """Whether passes over packed sequences may compute the decoder, where its layers allow; else each sequence has a cache of its own."""
+        ...
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether tests prove packed passes of this family; else they are compared with transformers' at start."""
         ...
 
     @property

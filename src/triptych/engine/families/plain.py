@@ -10,7 +10,7 @@ from triptych.domain.embedding import EMBEDS, TensorSpec
 from triptych.engine.checkpoint import Checkpoint
 from triptych.engine.families.adapters import ForwardPart, PlacedItem, PromptPlan, embedding_rows
 from triptych.engine.tensors import domain_dtype
-from triptych.engine.weight_loading import LANGUAGE_MODELS
+from triptych.engine.weight_loading import base_of, language_model_name
 
 
 class PlainDecoder:
@@ -20,8 +20,8 @@ class PlainDecoder:
 
     @property
     def decoder(self) -> PreTrainedModel:
-        base = self._model.model
-        decoder: PreTrainedModel = next(getattr(base, name) for name in LANGUAGE_MODELS if hasattr(base, name))
+        base = base_of(self._model)
+        decoder: PreTrainedModel = getattr(base, language_model_name(base))
         return decoder
 
     def accepts(self, tokens: int, tensors: Sequence[TensorSpec]) -> bool:
@@ -29,6 +29,14 @@ class PlainDecoder:
 
     def plan(self, token_ids: Sequence[int], items: Sequence[PlacedItem]) -> PromptPlan:  # noqa: ARG002
         return PromptPlan(rows=embedding_rows(items))
+
+    @property
+    def is_packable(self) -> bool:
+        return True
+
+    @property
+    def is_proven(self) -> bool:
+        return True
 
     @property
     def looks_ahead(self) -> bool:

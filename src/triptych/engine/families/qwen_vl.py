@@ -212,6 +212,14 @@ class QwenDecoder:
         )
 
     @property
+    def is_packable(self) -> bool:
+        return True
+
+    @property
+    def is_proven(self) -> bool:
+        return True
+
+    @property
     def looks_ahead(self) -> bool:
         return False
 

@@ -9,6 +9,7 @@ from triptych.engine.checkpoint import Checkpoint
 from triptych.engine.families.adapters import DecoderAdapter, EncoderAdapter
 from triptych.engine.families.anyres import LlavaNextEncoder, LlavaOneVisionEncoder
 from triptych.engine.families.gemma3 import Gemma3Decoder, Gemma3Encoder
+from triptych.engine.families.generic import GenericDecoder, GenericEncoder
 from triptych.engine.families.granite_speech import GraniteSpeechDecoder, GraniteSpeechEncoder
 from triptych.engine.families.idefics3 import Idefics3Encoder
 from triptych.engine.families.internvl import InternVlEncoder
@@ -18,6 +19,7 @@ from triptych.engine.families.qwen2_audio import Qwen2AudioEncoder
 from triptych.engine.families.qwen_vl import QwenDecoder, QwenEncoder
 from triptych.engine.families.tiles import TileEncoder
 from triptych.engine.families.voxtral import VoxtralEncoder
+from triptych.families.generic import GenericFamily
 from triptych.families.model_files import BadModel
 
 
@@ -50,6 +52,8 @@ ADAPTERS: Mapping[str, Adapters] = {
 
 def adapters_of(checkpoint: Checkpoint) -> Adapters:
     """Raises BadModel for a family without adapters."""
+    if isinstance(checkpoint.family, GenericFamily):
+        return Adapters(encoder=GenericEncoder, decoder=GenericDecoder)
     model_type = checkpoint.files.model_type
     if model_type not in ADAPTERS:
         raise BadModel(

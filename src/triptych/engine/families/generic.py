@@ -1,0 +1,459 @@
+"""Both halves of any model of transformers, by its own forward method.
+
+Whatever a multimodal model does before its language model, it does in ``forward``: it embeds the prompt, computes items,
+places their rows, and computes positions, masks and further inputs. A ``Recorder`` stands in the language model's place and
+keeps what it is called with. The encoder runs ``forward`` on a prompt of one item, whose tokens have no embeddings: the rows at
+its placeholders are the item's. The decoder runs it on the prompt without items: what remains is positions, masks and
+inputs by token, beside which the rows are placed.
+"""
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from triptych.domain.embedding import EMBEDS, TensorSpec
+from triptych.domain.media import Modality
+from triptych.engine.checkpoint import Checkpoint
+from triptych.engine.families.adapters import Features, ForwardPart, PlacedItem, PromptPlan, embedding_rows
+from triptych.engine.families.item_processor import ItemProcessor, extras
+from triptych.engine.media.item import MediaItem
+from triptych.engine.tensors import domain_dtype
+from triptych.engine.weight_loading import RemovedPart, base_of, language_model_name
+from triptych.errors import InvalidRequest
+from triptych.families.base import filled
+from triptych.families.generic import MOST_EXTRA_VALUES, GenericFamily
+from triptych.families.model_files import BadModel
+from triptych.families.qwen3_vl import deepstack
+
+_NOT_CROSSING = frozenset(
+    {
+        "input_ids",
+        "cache",
+        "past_key_values",
+        "use_cache",
+        "return_dict",
+        "output_attentions",
+        "output_hidden_states",
+        "logits_to_keep",
+        "cache_position",
+    }
+)
+"""Arguments of a language model that have nothing to do with the prompt."""
+_DEEPSTACK, _DEEPSTACK_MASK = "deepstack_visual_embeds", "visual_pos_masks"
+_EXPECTED = frozenset({"inputs_embeds", "position_ids", "attention_mask"})
+_ROWS = (EMBEDS, "deepstack")
+"""How names of tensors begin that have a row per placeholder."""
+_PROBE_TOKENS = 5
+_MOST_AXES = 3
+"""Axes of rotary positions; a fourth one before them numbers the tokens."""
+
+
+class _Recorded(Exception):
+    """The language model was called."""
+
+
+class Recorder(nn.Module):
+    """Stands in for a language model: keeps what it is called with, and ends the forward method that calls it."""
+
+    def __init__(self, stands_for: Any, embeddings: nn.Module) -> None:
+        """``stands_for`` gives the attributes that forward methods read: a language model, or only its configuration."""
+        super().__init__()
+        self.embed_tokens = embeddings
+        self.__dict__["_stands_for"] = stands_for
+        self.called_with: dict[str, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.__dict__["_stands_for"], name)
+
+    def get_input_embeddings(self) -> nn.Module:
+        embeddings: nn.Module = self.embed_tokens
+        return embeddings
+
+    def forward(self, *args: Any, **kwargs: Any) -> None:
+        if args:
+            kwargs["input_ids"] = args[0]
+        self.called_with = {
+            name: value for name, value in kwargs.items() if value is not None and name not in _NOT_CROSSING
+        }
+        raise _Recorded
+
+
+class _NoEmbeddings(nn.Module):
+    """Embeds every token as zeros [..., hidden], on the device and in the data type of a model."""
+
+    def __init__(self, hidden_size: int, like: torch.Tensor) -> None:
+        super().__init__()
+        self._hidden_size, self._like = hidden_size, like.new_zeros(1)
+        self.weight = self._like
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return self._like.new_zeros((*input_ids.shape, self._hidden_size))
+
+
+class _Forward:
+    """The forward method of a base model up to its language model."""
+
+    def __init__(self, base: nn.Module, language_model: str, recorder: Recorder) -> None:
+        self._base: Any = base
+        self._name, self._recorder = language_model, recorder
+        self._accepts = frozenset(inspect.signature(self._base.forward).parameters)
+
+    def __call__(self, **arguments: Any) -> dict[str, Any]:
+        """What the language model is called with. Arguments that the method does not take are left out."""
+        taken = {name: value for name, value in arguments.items() if name in self._accepts}
+        with _standing_in(self._base, self._name, self._recorder):
+            try:
+                self._base(**taken)
+            except _Recorded:
+                called, self._recorder.called_with = self._recorder.called_with, {}
+                return called
+        raise BadModel("the model's forward method does not call its language model")
+
+
+@contextmanager
+def _standing_in(parent: nn.Module, name: str, module: nn.Module) -> Iterator[None]:
+    """A child replaced for one call: the parent keeps it for all that looks at modules."""
+    children: dict[str, Any] = parent._modules  # noqa: SLF001 - setting an attribute would register it anew
+    replaced, children[name] = children[name], module
+    try:
+        yield
+    finally:
+        children[name] = replaced
+
+
+# --- encoder ---------------------------------------------------------------------------------------------------------
+
+
+class GenericEncoder:
+    """``EncoderAdapter``: the model without its language model."""
+
+    def __init__(self, model: PreTrainedModel, checkpoint: Checkpoint) -> None:
+        self._family = generic_family(checkpoint)
+        self._processor = processor_of(checkpoint)
+        base = base_of(model)
+        self._device, self._dtype = model.device, model.dtype
+        like = next(model.parameters())
+        config: Any = model.config
+        recorder = Recorder(config.get_text_config(), _NoEmbeddings(self._family.hidden_size, like))
+        self._forward = _Forward(base, language_model_name(base), recorder)
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        return self._processor.settings
+
+    def prepare(self, item: MediaItem) -> Features:
+        info = item.info
+        rate = self._processor.sample_rate_hz
+        medium = item.samples(rate) if info.modality is Modality.AUDIO else _image(item)
+        made = self._processor.process(info.modality, medium, place=self._family.blank(info).place)
+        expected = filled(self._family.prompt_replacement(info))
+        if filled(made.replacement) != expected:
+            raise ValueError(
+                f"the processor wrote {filled(made.replacement)} placeholders, not the {expected} of its size"
+            )
+        return made.tensors
+
+    def encode(self, batch: Sequence[Features]) -> list[tuple[torch.Tensor, ...]]:
+        return [self._encode(features) for features in batch]
+
+    def _encode(self, features: Features) -> tuple[torch.Tensor, ...]:
+        ids = features["input_ids"][0]
+        placed = torch.isin(ids, torch.tensor(sorted(self._family.placeholder_ids)))
+        called = self._forward(
+            **{name: self._moved(tensor) for name, tensor in features.items()}
+            | _token_types(ids, self._family, self._device)
+        )
+        rows = called["inputs_embeds"][0]
+        if rows[~placed.to(rows.device)].any():
+            raise ValueError("the model places an item's rows beside its placeholders")
+        layers = called.get(_DEEPSTACK, ())
+        return (rows[placed.to(rows.device)], *layers, *(tensor for _, tensor in extras(features)))
+
+    def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self._device, self._dtype) if tensor.is_floating_point() else tensor.to(self._device)
+
+
+def _image(item: MediaItem) -> Any:
+    from PIL import Image
+
+    return Image.fromarray(item.pixels())
+
+
+# --- decoder ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """What a prompt's pass needs beside rows and positions."""
+
+    whole: Mapping[str, Any]
+    """Arguments of the language model for a pass over the whole prompt: masks, inputs by token."""
+    layers: Mapping[int, Sequence[torch.Tensor]] = field(default_factory=dict)
+    """Rows that are added after layers of the decoder, by the first position of each run."""
+
+
+class GenericDecoder:
+    """``DecoderAdapter``: the language model, its head, and what the model's forward method has besides towers."""
+
+    def __init__(self, model: PreTrainedModel, checkpoint: Checkpoint) -> None:
+        """Raises BadModel if the model's forward method cannot be run without items."""
+        self._family = generic_family(checkpoint)
+        self._model: Any = model
+        self._device = model.device
+        base = base_of(model)
+        name = language_model_name(base)
+        self._decoder: Any = getattr(base, name)
+        self._embed = self._decoder.get_input_embeddings()
+        self._forward = _Forward(base, name, Recorder(self._decoder, self._embed))
+        for child in base.children():
+            if isinstance(child, RemovedPart):
+                child.device, child.dtype = model.device, model.dtype
+        self._head = _Head(model, base, name)
+        shape, called = self._called_with_text()
+        self._by_token = frozenset(
+            name
+            for name, value in called.items()
+            if name not in _EXPECTED and isinstance(value, torch.Tensor) and value.shape[:2] == shape
+        )
+        """Arguments of the language model that depend on token ids, beside embeddings."""
+        self._is_packable = self._masks_are_causal(processor_of(checkpoint)) and not self._by_token
+
+    @property
+    def decoder(self) -> PreTrainedModel:
+        decoder: PreTrainedModel = self._decoder
+        return decoder
+
+    @property
+    def is_packable(self) -> bool:
+        """Whether packed passes may be tried: nothing crosses but rows, positions and rows of layers."""
+        return self._is_packable
+
+    @property
+    def is_proven(self) -> bool:
+        return False
+
+    @property
+    def looks_ahead(self) -> bool:
+        return False
+
+    @property
+    def has_spans(self) -> bool:
+        return False
+
+    @property
+    def supports_cuda_graphs(self) -> bool:
+        return True
+
+    def accepts(self, tokens: int, tensors: Sequence[TensorSpec]) -> bool:
+        dtype, rows = domain_dtype(self._model.dtype), (tokens, self._family.hidden_size)
+        counts = {0, *self._family.facts.layers.values()}
+        return any(
+            tuple(tensors[: 1 + count])
+            == tuple(TensorSpec(name, dtype, rows) for name in (EMBEDS, *map(deepstack, range(count))))
+            and all(self._is_extra(spec) for spec in tensors[1 + count :])
+            for count in counts
+        )
+
+    def _is_extra(self, spec: TensorSpec) -> bool:
+        values = spec.nbytes // spec.dtype.itemsize
+        return (
+            spec.name not in (EMBEDS, "input_ids")
+            and not spec.name.startswith("deepstack")
+            and values <= MOST_EXTRA_VALUES
+        )
+
+    @torch.inference_mode()
+    def plan(self, token_ids: Sequence[int], items: Sequence[PlacedItem]) -> PromptPlan:
+        in_order = sorted(items, key=lambda item: item.positions)
+        ids = torch.tensor(token_ids)
+        try:
+            called = self._forward(
+                input_ids=ids[None].to(self._device),
+                **_joined_extras([item.tensors for item in in_order], self._device),
+                **_token_types(ids, self._family, self._device),
+            )
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            raise InvalidRequest(f"the model cannot place the prompt's items: {error}") from error
+        embeds = called.pop("inputs_embeds")[0]
+        rows = embedding_rows(in_order)
+        filled_positions = {position for item in in_order for position in item.positions}
+        rows |= self._other_rows(ids, embeds, filled_positions)
+        positions = _positions(called.pop("position_ids", None), len(token_ids))
+        depth = max(self._family.facts.layers.values(), default=0)
+        with_layers = [item for item in in_order if deepstack(0) in item.tensors]
+        runs = [embedding_rows(with_layers, deepstack(layer)) for layer in range(depth if with_layers else 0)]
+        layers = {start: [run[start] for run in runs] for start in (runs[0] if runs else {})}
+        return PromptPlan(
+            rows=rows,
+            positions=positions,
+            next_position=None if positions is None else int(positions.max()) + 1,
+            indivisible=0 if self._is_packable else len(token_ids),
+            extra=_Prompt({} if self._is_packable else _without_plain_mask(called), layers),
+        )
+
+    def inputs(self, parts: Sequence[ForwardPart], rows: int) -> Mapping[str, Any]:
+        found: dict[str, Any] = self._layers(parts, rows)
+        for part in parts:  # one, where there is more than layers
+            if part.plan.indivisible and part.first == 0:
+                found |= part.plan.extra.whole
+            elif self._by_token:
+                ids = torch.tensor([list(part.token_ids)], device=self._device)
+                called = self._forward(input_ids=ids, **_token_types(ids[0], self._family, self._device))
+                found |= {name: called[name] for name in self._by_token if name in called}
+        return found
+
+    def _layers(self, parts: Sequence[ForwardPart], rows: int) -> dict[str, Any]:
+        places = torch.zeros(1, rows, dtype=torch.bool)
+        added: list[list[torch.Tensor]] = []
+        for part in parts:
+            for start, layers in part.plan.extra.layers.items():
+                begin, end = max(part.first, start), min(part.first + part.count, start + len(layers[0]))
+                if begin < end:
+                    places[0, part.row + begin - part.first : part.row + end - part.first] = True
+                    added.append([layer[begin - start : end - start] for layer in layers])
+        if not added:
+            return {}
+        embeds = [torch.cat(layer) for layer in zip(*added, strict=True)]
+        return {_DEEPSTACK_MASK: places.to(self._device), _DEEPSTACK: embeds}
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._head(hidden)
+
+    def _other_rows(self, ids: torch.Tensor, embeds: torch.Tensor, placed: set[int]) -> dict[int, torch.Tensor]:
+        """Rows of tokens that the model embeds otherwise than its language model does, by position."""
+        usual = self._embed(ids.to(self._device))
+        differ = (embeds != usual).any(-1).nonzero().flatten().tolist()
+        return {position: embeds[position : position + 1] for position in differ if position not in placed}
+
+    @torch.inference_mode()
+    def _called_with_text(self) -> tuple[torch.Size, dict[str, Any]]:
+        """The shape of a prompt's ids, and what the language model is called with for it. Raises BadModel."""
+        text = next(token for token in count() if token not in self._family.placeholder_ids)
+        ids = torch.tensor([[text] * _PROBE_TOKENS], device=self._device)
+        try:
+            return ids.shape, self._forward(input_ids=ids, **_token_types(ids[0], self._family, self._device))
+        except (RuntimeError, ValueError, TypeError, AttributeError, IndexError, KeyError) as error:
+            raise BadModel(f"the model's forward method cannot be run without items: {error}") from error
+
+    @torch.inference_mode()
+    def _masks_are_causal(self, processor: ItemProcessor) -> bool:
+        """Whether the model leaves masks to its language model, also around items. Raises BadModel."""
+        for modality in self._family.replacement_targets:
+            tensors = processor.probe(modality).tensors
+            ids = tensors["input_ids"][0]
+            given = {spec.name: tensor for spec, tensor in extras(tensors)}
+            try:
+                called = self._forward(
+                    input_ids=ids[None].to(self._device),
+                    **_joined_extras([given], self._device),
+                    **_token_types(ids, self._family, self._device),
+                )
+            except (RuntimeError, ValueError, TypeError, AttributeError, IndexError, KeyError) as error:
+                raise BadModel(f"the model's forward method cannot place an {modality.value}: {error}") from error
+            if "attention_mask" in _without_plain_mask(called):
+                return False
+        return True
+
+
+class _Head:
+    """What the outer model does with the base model's output: the head, soft caps, scales."""
+
+    def __init__(self, model: nn.Module, base: nn.Module, language_model: str) -> None:
+        self._model: Any = model
+        self._name = language_model if base is model else "model"
+        self._hidden = _Hidden()
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        self._hidden.state = hidden[None]
+        with _standing_in(self._model, self._name, self._hidden):
+            logits: torch.Tensor = self._model(inputs_embeds=hidden[None], use_cache=False, return_dict=True).logits[0]
+        return logits
+
+
+class _Hidden(nn.Module):
+    """Stands in for the base model: its output is given."""
+
+    state: torch.Tensor
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ARG002 - arguments of any base model
+        return _Output(self.state)
+
+
+class _Output(dict[str, Any]):
+    """A base model's output of which only the last hidden state is known."""
+
+    def __init__(self, state: torch.Tensor) -> None:
+        super().__init__(last_hidden_state=state)
+
+    def __getattr__(self, name: str) -> Any:
+        return self.get(name)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.get("last_hidden_state") if key == 0 else super().__getitem__(key)
+
+
+def generic_family(checkpoint: Checkpoint) -> GenericFamily:
+    if not isinstance(checkpoint.family, GenericFamily):
+        raise TypeError(f"{checkpoint.family.model_type} has a family of its own")
+    return checkpoint.family
+
+
+def processor_of(checkpoint: Checkpoint) -> ItemProcessor:
+    """The model's processor in this process, which from now on also counts for the family."""
+    family = generic_family(checkpoint)
+    if isinstance(family.processing, ItemProcessor):
+        return family.processing
+    family.processing.close()
+    family.processing = processor = ItemProcessor(checkpoint.files)
+    return processor
+
+
+def _token_types(ids: torch.Tensor, family: GenericFamily, device: torch.device) -> dict[str, torch.Tensor]:
+    types = torch.zeros_like(ids)
+    for token_id, kind in family.facts.token_types.items():
+        types[ids == token_id] = kind
+    given = types[None].to(device)
+    return {"mm_token_type_ids": given, "token_type_ids": given}
+
+
+def _joined_extras(items: Sequence[Mapping[str, torch.Tensor]], device: torch.device) -> dict[str, torch.Tensor]:
+    """Each kind of extra tensors of a prompt's items, in their order."""
+    names = dict.fromkeys(name for item in items for name in item if not name.startswith(_ROWS))
+    joined: dict[str, torch.Tensor] = {}
+    for name in names:
+        found = [item[name] for item in items if name in item]
+        tensors = [tensor.long() if not tensor.is_floating_point() else tensor for tensor in found]
+        if all(tensor.shape[1:] == tensors[0].shape[1:] and tensor.dim() for tensor in tensors):
+            joined[name] = torch.cat(tensors).to(device)
+    return joined
+
+
+def _positions(given: torch.Tensor | None, length: int) -> torch.Tensor | None:
+    """[axes, length]; None where they only number the tokens."""
+    if given is None:
+        return None
+    positions = given.reshape(-1, length)[-_MOST_AXES:].cpu()
+    if (positions == torch.arange(length)).all():
+        return None
+    return positions
+
+
+def _without_plain_mask(called: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments without a mask that only says which tokens there are."""
+    mask = called.get("attention_mask")
+    masks = mask.values() if isinstance(mask, dict) else (mask,)
+    says_more = any(
+        (isinstance(one, torch.Tensor) and one.dim() > 2) or (one is not None and not isinstance(one, torch.Tensor))
+        for one in masks
+    )
+    return {name: value for name, value in called.items() if name != "attention_mask" or says_more}

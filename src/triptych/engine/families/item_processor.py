@@ -1,0 +1,347 @@
+"""A model's own processor, applied to one item at a time, and what it writes into the prompt.
+
+A processor replaces an item's target in the text, then tokenizes all. Its tokenizer here records that text, so that the
+replacement is known exactly, with separators, whatever the release of transformers computes counts by.
+"""
+
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from PIL import Image
+from transformers import AutoConfig, AutoProcessor
+from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+
+from triptych.domain.embedding import TensorSpec
+from triptych.domain.media import Modality
+from triptych.engine.tensors import domain_dtype
+from triptych.errors import InvalidMedia
+from triptych.families.base import Placeholders, PromptReplacement
+from triptych.families.generic import MOST_EXTRA_VALUES, BlankItem, ModelFacts, Processed
+from triptych.families.model_files import BadModel, ModelFiles
+
+_ARGUMENTS = {Modality.IMAGE: "images", Modality.AUDIO: "audio"}
+_TOKEN_TYPES = {Modality.IMAGE: 1, Modality.VIDEO: 2, Modality.AUDIO: 3}
+"""Modalities in ``mm_token_type_ids``."""
+_BEFORE, _AFTER = "Before ", " after."
+"""Text around an item's target."""
+_WIDTH, _HEIGHT, _SAMPLES = 200, 96, 16_000
+"""Size of the item that is processed at start."""
+_OF_TEXT = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"})
+_WIDE = {torch.int64: torch.int32}
+"""Data types that extras are transferred in, where another one than their own."""
+_ERRORS = (ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError, RuntimeError, OSError)
+"""What a processor may raise on an item of an odd size."""
+
+
+@dataclass(frozen=True, slots=True)
+class ItemInputs:
+    """What a processor makes of a prompt with one item."""
+
+    replacement: PromptReplacement
+    tensors: Mapping[str, torch.Tensor]
+    """With the processor's own dimensions, the batch's included; ``input_ids`` too."""
+
+
+class ItemProcessor:
+    """``ItemProcessing`` by transformers, in this process. Thread-safe."""
+
+    def __init__(self, files: ModelFiles) -> None:
+        """Raises BadModel."""
+        self._recorded = threading.local()
+        try:
+            self._config = AutoConfig.from_pretrained(files.directory, local_files_only=True)
+            self._processor = _load_processor(files)
+        except (*_ERRORS, ImportError) as error:
+            raise BadModel(
+                f"transformers {transformers.__version__} has no processor for this model: {error}"
+            ) from error
+        if getattr(self._processor, "tokenizer", None) is None:
+            raise BadModel(f"the processor of model_type {files.model_type!r} has no tokenizer")
+        self._record_texts()
+        self._spelled = self._placeholder_strings()
+        self._targets: dict[Modality, str] = {}
+        self._numbered: set[Modality] = set()
+        self.facts = self._facts(files)
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The processor's settings, as JSON values."""
+        settings: dict[str, Any] = self._processor.to_dict()
+        return settings
+
+    @property
+    def sample_rate_hz(self) -> int:
+        """Rate of audio; 0 for a processor that takes none."""
+        return int(getattr(getattr(self._processor, "feature_extractor", None), "sampling_rate", 0) or 0)
+
+    def close(self) -> None:
+        """Do nothing: there is no process."""
+
+    def processed(self, blank: BlankItem) -> Processed:
+        made = self.process(blank.modality, _medium(blank), place=blank.place)
+        return Processed(made.replacement, tuple(spec for spec, _ in extras(made.tensors)))
+
+    def process(self, modality: Modality, medium: Any, *, place: int = 0) -> ItemInputs:
+        """Process an item (an image, or samples at ``sample_rate_hz``) that ``place`` items of its modality precede.
+
+        Raises InvalidMedia where the processor refuses it.
+        """
+        before = [_medium(self._probe(modality))] * (place if modality in self._numbered else 0)
+        try:
+            text, tensors = self._run(modality, self._targets[modality], [*before, medium])
+        except _ERRORS as error:
+            raise InvalidMedia(f"the model's processor refuses the {modality.value}: {error}") from error
+        if before:
+            _, tensors = self._run(modality, self._targets[modality], [medium])
+        return ItemInputs(self._parts(text.split(_AFTER)[-2].removeprefix(_BEFORE)), tensors)
+
+    def probe(self, modality: Modality) -> ItemInputs:
+        """Process a blank item of a usual size."""
+        return self.process(modality, _medium(self._probe(modality)))
+
+    # --- what a model is -------------------------------------------------------------------------------------------
+
+    def _facts(self, files: ModelFiles) -> ModelFacts:
+        text = self._config.get_text_config()
+        types: dict[int, int] = {}
+        for modality in (Modality.IMAGE, Modality.AUDIO):
+            if not self._takes(modality):
+                continue
+            target = self._found_target(modality, files)
+            if target is None:
+                continue
+            self._targets[modality] = target
+            parts = self.processed(self._probe(modality)).replacement
+            types |= dict.fromkeys(
+                (part.token_id for part in parts if isinstance(part, Placeholders)), _TOKEN_TYPES[modality]
+            )
+            self._check_places(modality, parts)
+        if not self._targets:
+            raise BadModel(
+                f"the processor of model_type {files.model_type!r} writes no placeholders of items that its configuration names"
+            )
+        return ModelFacts(
+            files.model_type,
+            int(text.hidden_size),
+            int(text.max_position_embeddings),
+            {modality: self._ids(target) for modality, target in self._targets.items()},
+            frozenset(types),
+            types,
+            dict.fromkeys(self._targets, 0) | {Modality.IMAGE: _deepstack_layers(self._config)},
+            self.sample_rate_hz,
+            frozenset(self._numbered),
+        )
+
+    def _takes(self, modality: Modality) -> bool:
+        if modality is Modality.AUDIO:
+            return bool(self.sample_rate_hz)
+        return getattr(self._processor, "image_processor", None) is not None
+
+    def _placeholder_strings(self) -> dict[str, int]:
+        """Tokens that the model fills with items, by their strings."""
+        ids: list[int] = []
+        for name, value in vars(self._config).items():
+            if name in _PLACEHOLDERS or name.endswith(("image_token_id", "image_token_index", "audio_token_id")):
+                ids += value if isinstance(value, list) else [] if value is None else [value]
+        tokenizer = self._processor.tokenizer
+        spelled = {tokenizer.convert_ids_to_tokens(token_id): token_id for token_id in dict.fromkeys(ids)}
+        return {token: token_id for token, token_id in spelled.items() if token}
+
+    def _found_target(self, modality: Modality, files: ModelFiles) -> str | None:
+        """What the chat template writes for an item and the processor replaces by placeholders."""
+        written = self._templated(modality, files)
+        kind = modality.value
+        attributes = (f"{kind}_token", "boi_token", "boa_token", f"{kind}_placeholder", f"fake_{kind}_token")
+        candidates = [str(getattr(self._processor, name, None) or "") for name in attributes]
+        candidates += [f"<{kind}>", f"<|{kind}|>", *self._spelled]
+        for candidate in dict.fromkeys(filter(None, candidates)):
+            if written is not None and written.count(candidate) != 1:
+                continue
+            if len(self._ids(candidate)) != 1:
+                continue
+            try:
+                text, _ = self._run(modality, candidate, [_medium(self._probe(modality))])
+            except _ERRORS:
+                continue
+            if any(isinstance(part, Placeholders) for part in self._parts(text)):
+                return candidate
+        return None
+
+    def _templated(self, modality: Modality, files: ModelFiles) -> str | None:
+        """A chat with one item by the model's template; None without one that can be rendered so."""
+        if files.chat_template is None:
+            return None
+        content = [{"type": modality.value}, {"type": "text", "text": "text"}]
+        try:
+            rendered: str = self._processor.tokenizer.apply_chat_template(
+                [{"role": "user", "content": content}], chat_template=files.chat_template, tokenize=False
+            )
+        except Exception:  # noqa: BLE001 - templates raise what they like
+            return None
+        return rendered
+
+    def _check_places(self, modality: Modality, alone: PromptReplacement) -> None:
+        """Find out whether an item's replacement depends on its place. Raises BadModel if it depends on what follows."""
+        medium = _medium(self._probe(modality))
+        try:
+            text, _ = self._run(modality, self._targets[modality], [medium, medium])
+        except _ERRORS:
+            return
+        first, second = (self._parts(part.removeprefix(_BEFORE)) for part in text.split(_AFTER)[:2])
+        if first != alone:
+            raise BadModel(f"what the model's processor writes for an {modality.value} depends on the items after it")
+        if second != first:
+            self._numbered.add(modality)
+
+    def _probe(self, modality: Modality) -> BlankItem:
+        if modality is Modality.AUDIO:
+            return BlankItem(modality, samples=_SAMPLES)
+        return BlankItem(modality, _WIDTH, _HEIGHT)
+
+    # --- one run of the processor ------------------------------------------------------------------------------------
+
+    def _run(self, modality: Modality, target: str, media: Sequence[Any]) -> tuple[str, dict[str, torch.Tensor]]:
+        """The text that was tokenized for a prompt of targets, each between two texts, and the tensors that were made."""
+        prompt = "".join(_BEFORE + target + _AFTER for _ in media)
+        texts: list[str] = []
+        self._recorded.texts = texts
+        given = {_ARGUMENTS[modality]: list(media)}
+        if modality is Modality.AUDIO:
+            given["sampling_rate"] = self.sample_rate_hz
+        made = self._processor(text=[prompt], return_tensors="pt", **given)
+        text = next((text for text in reversed(texts) if text.count(_AFTER) == len(media)), None)
+        if text is None:
+            raise ValueError("it does not tokenize the prompt as text")
+        tensors = {name: tensor for name, value in made.items() if (tensor := _tensor(value)) is not None}
+        return text, tensors
+
+    def _record_texts(self) -> None:
+        """Give the tokenizer a class of its own that records what it is called with, and is safe in several threads."""
+        recorded, lock = self._recorded, threading.Lock()
+        kind = type(self._processor.tokenizer)
+
+        class Recording(kind):  # type: ignore[misc, valid-type]  # a class chosen at run time
+            def __call__(self, text: Any = None, *args: Any, **kwargs: Any) -> Any:
+                recorded.texts += [text] if isinstance(text, str) else list(text or ())
+                with lock:
+                    return super().__call__(text, *args, **kwargs)
+
+        Recording.__name__, Recording.__qualname__ = kind.__name__, kind.__qualname__
+        self._processor.tokenizer.__class__ = Recording
+
+    def _parts(self, text: str) -> PromptReplacement:
+        """The replacement that a text is: runs of equal placeholders, and what is between them."""
+        if not self._spelled:
+            return (text,)
+        pattern = "(" + "|".join(map(re.escape, sorted(self._spelled, key=len, reverse=True))) + ")"
+        parts: list[str | Placeholders] = []
+        for piece, same in groupby(piece for piece in re.split(pattern, text) if piece):
+            count = len(list(same))
+            parts.append(Placeholders(self._spelled[piece], count) if piece in self._spelled else piece * count)
+        return tuple(parts)
+
+    def _ids(self, text: str) -> tuple[int, ...]:
+        self._recorded.texts = []
+        ids: list[int] = self._processor.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return tuple(ids)
+
+
+_PLACEHOLDERS = frozenset({"image_patch_id", "visual_indicator_token_ids", "audio_token_index"})
+"""Names of placeholders in configurations, beside those that end in ``image_token_id`` and the like."""
+
+
+def extras(tensors: Mapping[str, torch.Tensor]) -> list[tuple[TensorSpec, torch.Tensor]]:
+    """The small tensors of an item, from which the decoder computes positions, in the form that they are transferred in."""
+    found: list[tuple[TensorSpec, torch.Tensor]] = []
+    for name, tensor in sorted(tensors.items()):
+        if name in _OF_TEXT or tensor.numel() > MOST_EXTRA_VALUES:
+            continue
+        sent = tensor.float() if tensor.is_floating_point() else tensor.to(_WIDE.get(tensor.dtype, tensor.dtype))
+        found.append((TensorSpec(name, domain_dtype(sent.dtype), tuple(sent.shape)), sent))
+    return found
+
+
+def _deepstack_layers(config: Any) -> int:
+    vision = getattr(config, "vision_config", None)
+    return len(getattr(vision, "deepstack_visual_indexes", None) or ())
+
+
+def _medium(blank: BlankItem) -> Any:
+    if blank.modality is Modality.AUDIO:
+        return np.zeros(blank.samples, dtype=np.float32)
+    return Image.new("RGB", (blank.width, blank.height))
+
+
+def _tensor(value: Any) -> torch.Tensor | None:
+    """A processor's output as a tensor; None for lists of several and what is not a number."""
+    if isinstance(value, torch.Tensor):
+        return value
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        return torch.from_numpy(value)
+    return None
+
+
+def _load_processor(files: ModelFiles) -> Any:
+    """Load the processor, with an image processor on Pillow where there is one, and without videos."""
+    names = (
+        files.processor.get("processor_class"),
+        files.image_processor.get("processor_class"),
+        files.tokenizer_config.get("processor_class"),
+        PROCESSOR_MAPPING_NAMES.get(files.model_type),
+    )
+    name = next((name for name in names if isinstance(name, str)), None)
+    kind: Any = getattr(transformers, name, None) if name else None
+    if kind is None:
+        return AutoProcessor.from_pretrained(files.directory, local_files_only=True, backend="pil")
+    attributes = kind.get_attributes()
+    cls = _without_videos(kind) if "video_processor" in attributes else kind
+    return cls.from_pretrained(files.directory, local_files_only=True, backend="pil")
+
+
+def _without_videos(kind: Any) -> Any:
+    """A processor's class with a stand-in for its video processor, which needs torchvision."""
+
+    class Stand(SimpleNamespace):
+        def __getattr__(self, name: str) -> None:
+            if name.startswith("__"):
+                raise AttributeError(name)
+
+    class WithoutVideos(kind):  # type: ignore[misc]  # a class chosen at run time
+        _hides_videos = False
+
+        @classmethod
+        def get_attributes(cls) -> list[str]:
+            names: list[str] = super().get_attributes()
+            return [name for name in names if not (cls._hides_videos and name == "video_processor")]
+
+        @classmethod
+        def _get_arguments_from_pretrained(cls, *args: Any, **kwargs: Any) -> list[Any]:
+            cls._hides_videos = True
+            loaded: list[Any] = super()._get_arguments_from_pretrained(*args, **kwargs)
+            cls._hides_videos = False
+            loaded.insert(cls.get_attributes().index("video_processor"), Stand())
+            return loaded
+
+        def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
+            if isinstance(argument, Stand):
+                return Stand
+            return super().check_argument_for_proper_class(argument_name, argument)
+
+        def to_dict(self) -> dict[str, Any]:
+            videos, self.video_processor = self.video_processor, None
+            try:
+                settings: dict[str, Any] = super().to_dict()
+            finally:
+                self.video_processor = videos
+            return settings
+
+    WithoutVideos.__name__ = WithoutVideos.__qualname__ = kind.__name__
+    return WithoutVideos

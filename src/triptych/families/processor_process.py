@@ -1,0 +1,148 @@
+"""The process beside a router that has a model's processor, and with it torch and transformers."""
+
+import json
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+from triptych.domain.embedding import DType, TensorSpec
+from triptych.domain.media import Modality
+from triptych.errors import InvalidMedia, Unavailable
+from triptych.families.base import Placeholders
+from triptych.families.generic import BlankItem, ModelFacts, Processed
+from triptych.families.model_files import BadModel, ModelFiles
+
+_SERVER = "triptych.engine.families.processor_server"
+"""Named, not imported: it needs torch."""
+_START_S, _ITEM_S = 120.0, 60.0
+
+
+class ProcessorProcess:
+    """``ItemProcessing`` in a process of its own, which is started again if it is lost. Items are processed one by one."""
+
+    def __init__(self, files: ModelFiles) -> None:
+        """Starts the process, and waits for it. Raises BadModel."""
+        self._directory = str(files.directory.resolve())
+        self._lock = threading.Lock()
+        self._child: subprocess.Popen[str] | None = None
+        answer = self._ask({"facts": True}, _START_S)
+        if "error" in answer:
+            self.close()
+            raise BadModel(str(answer["error"]))
+        self.facts = read_facts(answer)
+
+    def processed(self, blank: BlankItem) -> Processed:
+        answer = self._ask(written_blank(blank), _ITEM_S)
+        if "error" in answer:
+            raise InvalidMedia(str(answer["error"]))
+        return read_processed(answer)
+
+    def close(self) -> None:
+        """End the process."""
+        if self._child is not None:
+            _end(self._child)
+            self._child = None
+
+    def _ask(self, question: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+        """Raises Unavailable if the process ends, or does not answer in time."""
+        with self._lock:
+            child = self._child = self._child or self._started()
+            watch = threading.Timer(timeout_s, child.kill)
+            watch.start()
+            try:
+                if child.stdin is None or child.stdout is None:
+                    raise AssertionError("the process has pipes")
+                child.stdin.write(json.dumps(question) + "\n")
+                child.stdin.flush()
+                answer: dict[str, Any] = json.loads(child.stdout.readline())
+            except (OSError, ValueError) as error:
+                self.close()
+                raise Unavailable("the model's processor was lost while it processed an item") from error
+            finally:
+                watch.cancel()
+            return answer
+
+    def _started(self) -> "subprocess.Popen[str]":
+        child = subprocess.Popen(  # noqa: S603 - this interpreter
+            [sys.executable, "-m", _SERVER, self._directory],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+        )
+        weakref.finalize(self, _end, child)
+        return child
+
+
+def _end(child: "subprocess.Popen[str]") -> None:
+    child.kill()
+    child.wait()
+    for pipe in (child.stdin, child.stdout):
+        if pipe is not None:
+            pipe.close()
+
+
+def written_facts(facts: ModelFacts) -> dict[str, Any]:
+    """JSON of facts, as ``read_facts`` reads it."""
+    return {
+        "model_type": facts.model_type,
+        "hidden_size": facts.hidden_size,
+        "context_length": facts.context_length,
+        "targets": {modality.value: list(ids) for modality, ids in facts.targets.items()},
+        "placeholder_ids": sorted(facts.placeholder_ids),
+        "token_types": sorted(facts.token_types.items()),
+        "layers": {modality.value: count for modality, count in facts.layers.items()},
+        "sample_rate_hz": facts.sample_rate_hz,
+        "numbered": sorted(modality.value for modality in facts.numbered),
+    }
+
+
+def read_facts(written: Mapping[str, Any]) -> ModelFacts:
+    return ModelFacts(
+        written["model_type"],
+        written["hidden_size"],
+        written["context_length"],
+        {Modality(name): tuple(ids) for name, ids in written["targets"].items()},
+        frozenset(written["placeholder_ids"]),
+        dict(written["token_types"]),
+        {Modality(name): count for name, count in written["layers"].items()},
+        written["sample_rate_hz"],
+        frozenset(map(Modality, written["numbered"])),
+    )
+
+
+def written_blank(blank: BlankItem) -> dict[str, Any]:
+    """JSON of a blank item, as ``read_blank`` reads it."""
+    return {
+        "modality": blank.modality.value,
+        "width": blank.width,
+        "height": blank.height,
+        "samples": blank.samples,
+        "place": blank.place,
+    }
+
+
+def read_blank(written: Mapping[str, Any]) -> BlankItem:
+    return BlankItem(
+        Modality(written["modality"]), *(written[name] for name in ("width", "height", "samples", "place"))
+    )
+
+
+def written_processed(processed: Processed) -> dict[str, Any]:
+    """JSON of what an item becomes, as ``read_processed`` reads it."""
+    return {
+        "replacement": [
+            part if isinstance(part, str) else [part.token_id, part.count] for part in processed.replacement
+        ],
+        "extras": [[spec.name, spec.dtype.value, list(spec.shape)] for spec in processed.extras],
+    }
+
+
+def read_processed(written: Mapping[str, Any]) -> Processed:
+    return Processed(
+        tuple(part if isinstance(part, str) else Placeholders(*part) for part in written["replacement"]),
+        tuple(TensorSpec(name, DType(dtype), tuple(shape)) for name, dtype, shape in written["extras"]),
+    )
