@@ -99,6 +99,14 @@ def as_in_request(family: Family, infos: Sequence[MediaInfo]) -> tuple[MediaInfo
 
 
 @runtime_checkable
+class Prefixed(Protocol):
+    """A family whose processor writes a text before a prompt which does not begin with it."""
+
+    @property
+    def prompt_prefix(self) -> str: ...
+
+
+@runtime_checkable
 class Shardable(Protocol):
     """A family whose items can be split into shards (tiles or time) without changing their embeddings."""
 

@@ -33,14 +33,16 @@ class ModelFacts:
     targets: Mapping[Modality, tuple[int, ...]]
     """Token ids that the chat template writes for an item, by supported modality."""
     placeholder_ids: frozenset[int]
-    token_types: Mapping[int, int]
-    """Modality of placeholders as the model's forward method takes it (``mm_token_type_ids``), by token id."""
+    token_types: Mapping[str, Mapping[int, int]]
+    """Inputs of the model's forward method that have a number per token, such as its modality: those that are not 0, by token id."""
     layers: Mapping[Modality, int]
     """Tensors beside the embedding that have a row per placeholder, for layers of the decoder (DeepStack)."""
     sample_rate_hz: int = 0
     """Rate that audio is resampled to; 0 without audio."""
     numbered: frozenset[Modality] = frozenset()
     """Modalities of which an item's replacement depends on how many of them precede it in the request."""
+    prompt_prefix: str = ""
+    """Text that the processor writes before a prompt which does not begin with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,10 @@ class GenericFamily:
     @property
     def placeholder_ids(self) -> frozenset[int]:
         return self.facts.placeholder_ids
+
+    @property
+    def prompt_prefix(self) -> str:
+        return self.facts.prompt_prefix
 
     @property
     def sample_rate_hz(self) -> int:

@@ -93,10 +93,11 @@ def written_facts(facts: ModelFacts) -> dict[str, Any]:
         "context_length": facts.context_length,
         "targets": {modality.value: list(ids) for modality, ids in facts.targets.items()},
         "placeholder_ids": sorted(facts.placeholder_ids),
-        "token_types": sorted(facts.token_types.items()),
+        "token_types": {name: sorted(types.items()) for name, types in facts.token_types.items()},
         "layers": {modality.value: count for modality, count in facts.layers.items()},
         "sample_rate_hz": facts.sample_rate_hz,
         "numbered": sorted(modality.value for modality in facts.numbered),
+        "prompt_prefix": facts.prompt_prefix,
     }
 
 
@@ -107,10 +108,11 @@ def read_facts(written: Mapping[str, Any]) -> ModelFacts:
         written["context_length"],
         {Modality(name): tuple(ids) for name, ids in written["targets"].items()},
         frozenset(written["placeholder_ids"]),
-        dict(written["token_types"]),
+        {name: dict(types) for name, types in written["token_types"].items()},
         {Modality(name): count for name, count in written["layers"].items()},
         written["sample_rate_hz"],
         frozenset(map(Modality, written["numbered"])),
+        written["prompt_prefix"],
     )
 
 

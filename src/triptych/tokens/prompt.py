@@ -8,7 +8,7 @@ from typing import Self
 from triptych.domain.chat import Message, TextPart
 from triptych.domain.media import MediaInfo, Modality
 from triptych.errors import ContextTooLong, InvalidRequest
-from triptych.families.base import Family, Placeholders, PromptReplacement, Span
+from triptych.families.base import Family, Placeholders, Prefixed, PromptReplacement, Span
 from triptych.families.model_files import BadModel, ModelFiles
 from triptych.families.registry import load_family
 from triptych.tokens.template import ChatTemplate, local_time
@@ -88,7 +88,10 @@ class PromptBuilder:
             replacements = [self.family.prompt_replacement(info) for info in infos]
         max_chars = self.family.context_length * MAX_CHARS_PER_TOKEN
         text = self.template.render(messages, max_chars, tools)
-        token_ids = self.tokenizer.encode_prompt(self._replace(text, infos, replacements), max_chars=max_chars)
+        text = self._replace(text, infos, replacements)
+        if isinstance(self.family, Prefixed) and not text.startswith(self.family.prompt_prefix):
+            text = self.family.prompt_prefix + text
+        token_ids = self.tokenizer.encode_prompt(text, max_chars=max_chars)
         positions = [part for replacement in replacements for part in replacement if isinstance(part, Placeholders)]
         filled = sum(part.count for part in positions)
         total = len(token_ids) + filled - len(positions)

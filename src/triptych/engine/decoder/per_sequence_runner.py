@@ -22,6 +22,8 @@ from triptych.errors import EngineFailure
 logger = logging.getLogger(__name__)
 
 _PROBE_TOKENS = (4, 36)
+_KEY_DIMS = 4
+"""Of keys: [1, heads, positions, size]."""
 
 
 class PerSequenceModelRunner:
@@ -48,6 +50,17 @@ class PerSequenceModelRunner:
             self.drop(["probe"])
         token = -(-max(0, sizes[1] - sizes[0]) // (many - few))
         return token, max(0, sizes[0] - few * token)
+
+    def cached_shapes(self, sequence_id: str) -> list[tuple[int, ...]]:
+        """Heads, and sizes of a key and a value, that each layer has in a sequence's cache; empty for other layers."""
+        found: list[tuple[int, ...]] = []
+        for layer in self._caches[sequence_id].layers:
+            keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+            is_attention = (
+                isinstance(keys, torch.Tensor) and isinstance(values, torch.Tensor) and keys.dim() == _KEY_DIMS
+            )
+            found.append((keys.shape[1], keys.shape[3], values.shape[3]) if is_attention else ())
+        return found
 
     def run(self, inputs: Sequence[ForwardInput]) -> list[Result]:
         results: list[Result] = []

@@ -37,6 +37,7 @@ _SAME = 1e-4
 """Largest difference of two logits that are the same but for rounding, in shares of the largest logit."""
 _SAME_HALF = 5e-2
 """The same for decoders in 16-bit types."""
+_PROOF = "proof"
 _PROVEN_TOKENS = 40
 """Tokens of the prompt by which packed passes are compared with those of transformers."""
 
@@ -110,12 +111,20 @@ def _same_as_transformers(
     """What ``build`` makes, if its passes yield what transformers' own caches and masks do; else None, with the decoder as it was."""
     config: Any = adapter.decoder.config
     attention = config._attn_implementation  # noqa: SLF001 - transformers' documented switch
-    expected = _prompt_logits(PerSequenceModelRunner(adapter, device=device), adapter, prompt, ())
+    reference = PerSequenceModelRunner(adapter, device=device)
+    expected = _prompt_logits(reference, adapter, prompt, ())
+    if expected is None:
+        return None
+    shapes = reference.cached_shapes(_PROOF)
+    reference.drop([_PROOF])
+    kind = kv_kind(adapter, "")
+    if shapes != [(kind.heads, kind.head_size, kind.head_size)] * kind.layers:
+        return None
     try:
         setup = build()
         found = _prompt_logits(setup.runner, adapter, prompt, range(-(-len(prompt) // setup.block_tokens)))
         share = _SAME if adapter.decoder.dtype == torch.float32 else _SAME_HALF
-        if expected is not None and found is not None and _are_close(found, expected, share):
+        if found is not None and _are_close(found, expected, share):
             return setup
         difference = "it yields something else"
     except Exception as error:  # noqa: BLE001 - transformers' decoders raise many types
@@ -129,10 +138,8 @@ def _prompt_logits(
     runner: ModelRunner, adapter: DecoderAdapter, prompt: Sequence[int], table: Sequence[int]
 ) -> torch.Tensor | None:
     """Logits [vocabulary] after a prompt; None if the pass fails."""
-    (result,) = runner.run([ForwardInput("proof", prompt, adapter.plan(prompt, []), 0, table, True, True, True)])
-    logits = result.logits.clone() if isinstance(result, ForwardOutput) and result.logits is not None else None
-    runner.drop(["proof"])
-    return logits
+    (result,) = runner.run([ForwardInput(_PROOF, prompt, adapter.plan(prompt, []), 0, table, True, True, True)])
+    return result.logits.clone() if isinstance(result, ForwardOutput) and result.logits is not None else None
 
 
 def _are_close(found: torch.Tensor, expected: torch.Tensor, share: float = _SAME) -> bool:
@@ -159,11 +166,8 @@ def _packed(
     threads: WorkerThreads | None,
 ) -> DecoderSetup:
     config: Any = adapter.decoder.config
-    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     dtype = adapter.decoder.dtype
-    kind = KvKind(
-        model_revision, domain_dtype(dtype), config.num_hidden_layers, config.num_key_value_heads, int(head_size)
-    )
+    kind = kv_kind(adapter, model_revision)
     paged = has_paged_kernel(device)
     block_tokens = options.block_tokens or _BLOCK_TOKENS
     if not (paged and adapter.supports_cuda_graphs):
@@ -182,6 +186,14 @@ def _packed(
         if not runner.is_fused:
             runner.by_products = product_attention.is_faster(kind.heads, head_group(config), kind.head_size)
     return setup
+
+
+def kv_kind(adapter: DecoderAdapter, model_revision: str) -> KvKind:
+    """What the decoder's layers keep of a token, by its configuration, where all keep the same."""
+    config: Any = adapter.decoder.config
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    dtype = domain_dtype(adapter.decoder.dtype)
+    return KvKind(model_revision, dtype, config.num_hidden_layers, config.num_key_value_heads, int(head_size))
 
 
 def _compiles(setup: DecoderSetup, runner: PackedModelRunner, adapter: DecoderAdapter, cache: KvCache) -> bool:

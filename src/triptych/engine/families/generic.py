@@ -22,7 +22,7 @@ from triptych.domain.embedding import EMBEDS, TensorSpec
 from triptych.domain.media import Modality
 from triptych.engine.checkpoint import Checkpoint
 from triptych.engine.families.adapters import Features, ForwardPart, PlacedItem, PromptPlan, embedding_rows
-from triptych.engine.families.item_processor import ItemProcessor, extras
+from triptych.engine.families.item_processor import ItemProcessor, extras, layer_keys
 from triptych.engine.media.item import MediaItem
 from triptych.engine.tensors import domain_dtype
 from triptych.engine.weight_loading import RemovedPart, base_of, language_model_name
@@ -46,10 +46,17 @@ _NOT_CROSSING = frozenset(
     }
 )
 """Arguments of a language model that have nothing to do with the prompt."""
-_DEEPSTACK, _DEEPSTACK_MASK = "deepstack_visual_embeds", "visual_pos_masks"
+_LAYER_LIST, _LAYER_DICT = "deepstack_visual_embeds", "deepstack_features"
+"""Arguments of a language model with rows that are added after its layers: a list, with a mask [1, n] of where they belong,
+or by layer, with a mask [1, n, 1].
+"""
 _EXPECTED = frozenset({"inputs_embeds", "position_ids", "attention_mask"})
 _ROWS = (EMBEDS, "deepstack")
 """How names of tensors begin that have a row per placeholder."""
+_ADD_ROWS = frozenset({"molmo2"})
+"""Models that add an item's rows to the embeddings of its placeholders; others replace those."""
+_FAULTS = (RuntimeError, ValueError, TypeError, AttributeError, IndexError, KeyError)
+"""What a forward method may raise."""
 _PROBE_TOKENS = 5
 _MOST_AXES = 3
 """Axes of rotary positions; a fourth one before them numbers the tokens."""
@@ -73,7 +80,10 @@ class Recorder(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            return getattr(self.__dict__["_stands_for"], name)
+            stands_for = self.__dict__["_stands_for"]
+            if name.startswith("get_") and not isinstance(stands_for, nn.Module):
+                return _nothing  # what an absent language model would compute of tokens
+            return getattr(stands_for, name)
 
     def get_input_embeddings(self) -> nn.Module:
         embeddings: nn.Module = self.embed_tokens
@@ -88,16 +98,20 @@ class Recorder(nn.Module):
         raise _Recorded
 
 
-class _NoEmbeddings(nn.Module):
-    """Embeds every token as zeros [..., hidden], on the device and in the data type of a model."""
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    pass
 
-    def __init__(self, hidden_size: int, like: torch.Tensor) -> None:
+
+class _EqualEmbeddings(nn.Module):
+    """Embeds every token as one value, usually zero, [..., hidden]: on the device and in the data type of a model."""
+
+    def __init__(self, tokens: int, hidden_size: int, like: torch.Tensor) -> None:
         super().__init__()
-        self._hidden_size, self._like = hidden_size, like.new_zeros(1)
-        self.weight = self._like
+        self.value = 0.0
+        self.weight = like.new_zeros(1).expand(tokens, hidden_size)
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        return self._like.new_zeros((*input_ids.shape, self._hidden_size))
+        return self.weight.new_full((*input_ids.shape, self.weight.shape[1]), self.value)
 
 
 class _Forward:
@@ -107,10 +121,16 @@ class _Forward:
         self._base: Any = base
         self._name, self._recorder = language_model, recorder
         self._accepts = frozenset(inspect.signature(self._base.forward).parameters)
+        self.needs_mask = False
+        """Whether it computes positions only where it is given a mask of the prompt's tokens."""
 
     def __call__(self, **arguments: Any) -> dict[str, Any]:
         """What the language model is called with. Arguments that the method does not take are left out."""
         taken = {name: value for name, value in arguments.items() if name in self._accepts}
+        if self.needs_mask:
+            taken["attention_mask"] = torch.ones_like(arguments["input_ids"])
+        if hasattr(self._base, "rope_deltas"):
+            self._base.rope_deltas = None  # of the prompt before
         with _standing_in(self._base, self._name, self._recorder):
             try:
                 self._base(**taken)
@@ -144,8 +164,10 @@ class GenericEncoder:
         self._device, self._dtype = model.device, model.dtype
         like = next(model.parameters())
         config: Any = model.config
-        recorder = Recorder(config.get_text_config(), _NoEmbeddings(self._family.hidden_size, like))
-        self._forward = _Forward(base, language_model_name(base), recorder)
+        text = config.get_text_config()
+        self._embeddings = _EqualEmbeddings(text.vocab_size, self._family.hidden_size, like)
+        self._forward = _Forward(base, language_model_name(base), Recorder(text, self._embeddings))
+        self._check_rows(checkpoint.files.model_type)
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -167,17 +189,41 @@ class GenericEncoder:
         return [self._encode(features) for features in batch]
 
     def _encode(self, features: Features) -> tuple[torch.Tensor, ...]:
-        ids = features["input_ids"][0]
-        placed = torch.isin(ids, torch.tensor(sorted(self._family.placeholder_ids)))
-        called = self._forward(
-            **{name: self._moved(tensor) for name, tensor in features.items()}
-            | _token_types(ids, self._family, self._device)
-        )
+        called, placed = self._called_with(features)
         rows = called["inputs_embeds"][0]
-        if rows[~placed.to(rows.device)].any():
+        if rows[~placed].any():
             raise ValueError("the model places an item's rows beside its placeholders")
-        layers = called.get(_DEEPSTACK, ())
-        return (rows[placed.to(rows.device)], *layers, *(tensor for _, tensor in extras(features)))
+        layers = called.get(_LAYER_LIST) or called.get(_LAYER_DICT) or ()
+        of_layers = layers.values() if isinstance(layers, dict) else layers
+        return (rows[placed], *of_layers, *(tensor for _, tensor in extras(features)))
+
+    def _called_with(self, features: Features) -> tuple[dict[str, Any], torch.Tensor]:
+        """What the language model is called with for a prompt of one item, and which of its positions are placeholders."""
+        ids = features["input_ids"][0]
+        given: dict[str, Any] = {name: self._moved(tensor) for name, tensor in features.items()}
+        given |= {name: given[name].tolist() for name in self._processor.lists if name in given}
+        called = self._forward(**given | _token_types(ids, self._family, self._device))
+        placed = torch.isin(ids, torch.tensor(sorted(self._family.placeholder_ids)))
+        return called, placed.to(self._device)
+
+    @torch.inference_mode()
+    def _check_rows(self, model_type: str) -> None:
+        """Raises BadModel if the model places rows otherwise than the decoder will: added to embeddings, or in their place."""
+        for modality in self._family.replacement_targets:
+            features = self._processor.probe(modality).tensors
+            placed_on: list[torch.Tensor] = []
+            for value in (0.0, 1.0):
+                self._embeddings.value = value
+                try:
+                    called, placed = self._called_with(features)
+                except _FAULTS as error:
+                    raise BadModel(f"the model's forward method cannot encode an {modality.value}: {error}") from error
+                placed_on.append(called["inputs_embeds"][0][placed])
+            self._embeddings.value = 0.0
+            if torch.equal(*placed_on) is (model_type in _ADD_ROWS):
+                raise BadModel(
+                    f"the model does not place rows of an {modality.value} as models of its type are known to"
+                )
 
     def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self._device, self._dtype) if tensor.is_floating_point() else tensor.to(self._device)
@@ -212,13 +258,18 @@ class GenericDecoder:
         self._device = model.device
         base = base_of(model)
         name = language_model_name(base)
-        self._decoder: Any = getattr(base, name)
+        language_model: Any = getattr(base, name)
+        has_head = hasattr(language_model, "lm_head") and hasattr(language_model, "model")
+        self._decoder: Any = language_model.model if has_head else language_model
         self._embed = self._decoder.get_input_embeddings()
         self._forward = _Forward(base, name, Recorder(self._decoder, self._embed))
         for child in base.children():
             if isinstance(child, RemovedPart):
                 child.device, child.dtype = model.device, model.dtype
-        self._head = _Head(model, base, name)
+        self._has_layer_dict = _LAYER_DICT in inspect.signature(self._decoder.forward).parameters
+        self._layer_keys = layer_keys(model.config)
+        self._adds_rows = checkpoint.files.model_type in _ADD_ROWS
+        self._head = _Head(language_model, "model") if has_head else _Head(model, name if base is model else "model")
         shape, called = self._called_with_text()
         self._by_token = frozenset(
             name
@@ -226,7 +277,7 @@ class GenericDecoder:
             if name not in _EXPECTED and isinstance(value, torch.Tensor) and value.shape[:2] == shape
         )
         """Arguments of the language model that depend on token ids, beside embeddings."""
-        self._is_packable = self._masks_are_causal(processor_of(checkpoint)) and not self._by_token
+        self._is_packable = self._leaves_masks(processor_of(checkpoint)) and not self._by_token
 
     @property
     def decoder(self) -> PreTrainedModel:
@@ -286,6 +337,8 @@ class GenericDecoder:
             raise InvalidRequest(f"the model cannot place the prompt's items: {error}") from error
         embeds = called.pop("inputs_embeds")[0]
         rows = embedding_rows(in_order)
+        if self._adds_rows:
+            rows = {start: added + embeds[start : start + len(added)] for start, added in rows.items()}
         filled_positions = {position for item in in_order for position in item.positions}
         rows |= self._other_rows(ids, embeds, filled_positions)
         positions = _positions(called.pop("position_ids", None), len(token_ids))
@@ -324,7 +377,11 @@ class GenericDecoder:
         if not added:
             return {}
         embeds = [torch.cat(layer) for layer in zip(*added, strict=True)]
-        return {_DEEPSTACK_MASK: places.to(self._device), _DEEPSTACK: embeds}
+        mask = places.to(self._device)
+        if self._has_layer_dict:
+            by_layer = dict(zip(self._layer_keys, embeds, strict=True))
+            return {_LAYER_DICT: by_layer, "vision_mask": mask[..., None]}
+        return {_LAYER_LIST: embeds, "visual_pos_masks": mask}
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._head(hidden)
@@ -342,35 +399,40 @@ class GenericDecoder:
         ids = torch.tensor([[text] * _PROBE_TOKENS], device=self._device)
         try:
             return ids.shape, self._forward(input_ids=ids, **_token_types(ids[0], self._family, self._device))
-        except (RuntimeError, ValueError, TypeError, AttributeError, IndexError, KeyError) as error:
+        except _FAULTS as error:
             raise BadModel(f"the model's forward method cannot be run without items: {error}") from error
 
     @torch.inference_mode()
-    def _masks_are_causal(self, processor: ItemProcessor) -> bool:
-        """Whether the model leaves masks to its language model, also around items. Raises BadModel."""
+    def _leaves_masks(self, processor: ItemProcessor) -> bool:
+        """Whether the model leaves masks to its language model, also around items. Raises BadModel.
+
+        Finds out whether its forward method needs a mask of the tokens to compute positions.
+        """
+        leaves = True
         for modality in self._family.replacement_targets:
             tensors = processor.probe(modality).tensors
             ids = tensors["input_ids"][0]
-            given = {spec.name: tensor for spec, tensor in extras(tensors)}
+            given = {"input_ids": ids[None].to(self._device), **_token_types(ids, self._family, self._device)}
+            given |= _joined_extras([{spec.name: tensor for spec, tensor in extras(tensors)}], self._device)
             try:
-                called = self._forward(
-                    input_ids=ids[None].to(self._device),
-                    **_joined_extras([given], self._device),
-                    **_token_types(ids, self._family, self._device),
-                )
-            except (RuntimeError, ValueError, TypeError, AttributeError, IndexError, KeyError) as error:
+                called = self._forward(**given)
+                if "position_ids" not in called:
+                    self._forward.needs_mask = True
+                    called = self._forward(**given)
+                    self._forward.needs_mask = "position_ids" in called
+            except _FAULTS as error:
                 raise BadModel(f"the model's forward method cannot place an {modality.value}: {error}") from error
-            if "attention_mask" in _without_plain_mask(called):
-                return False
-        return True
+            leaves = leaves and "attention_mask" not in _without_plain_mask(called)
+        return leaves
 
 
 class _Head:
-    """What the outer model does with the base model's output: the head, soft caps, scales."""
+    """What a model does with the hidden states of the model in it: the head, soft caps, scales."""
 
-    def __init__(self, model: nn.Module, base: nn.Module, language_model: str) -> None:
+    def __init__(self, model: nn.Module, inner: str) -> None:
+        """``inner``: the child of ``model`` whose output the head takes."""
         self._model: Any = model
-        self._name = language_model if base is model else "model"
+        self._name = inner
         self._hidden = _Hidden()
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -419,11 +481,13 @@ def processor_of(checkpoint: Checkpoint) -> ItemProcessor:
 
 
 def _token_types(ids: torch.Tensor, family: GenericFamily, device: torch.device) -> dict[str, torch.Tensor]:
-    types = torch.zeros_like(ids)
-    for token_id, kind in family.facts.token_types.items():
-        types[ids == token_id] = kind
-    given = types[None].to(device)
-    return {"mm_token_type_ids": given, "token_type_ids": given}
+    """Inputs [1, n] of the forward method by token."""
+    found: dict[str, torch.Tensor] = {}
+    for name, types in family.facts.token_types.items():
+        found[name] = torch.zeros_like(ids)
+        for token_id, kind in types.items():
+            found[name][ids == token_id] = kind
+    return {name: types[None].to(device) for name, types in found.items()}
 
 
 def _joined_extras(items: Sequence[Mapping[str, torch.Tensor]], device: torch.device) -> dict[str, torch.Tensor]:

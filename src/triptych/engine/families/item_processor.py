@@ -28,13 +28,14 @@ from triptych.families.generic import MOST_EXTRA_VALUES, BlankItem, ModelFacts, 
 from triptych.families.model_files import BadModel, ModelFiles
 
 _ARGUMENTS = {Modality.IMAGE: "images", Modality.AUDIO: "audio"}
-_TOKEN_TYPES = {Modality.IMAGE: 1, Modality.VIDEO: 2, Modality.AUDIO: 3}
-"""Modalities in ``mm_token_type_ids``."""
 _BEFORE, _AFTER = "Before ", " after."
 """Text around an item's target."""
 _WIDTH, _HEIGHT, _SAMPLES = 200, 96, 16_000
 """Size of the item that is processed at start."""
-_OF_TEXT = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"})
+_LARGE = 4
+"""How much larger an item is that may be cut into parts."""
+_PLACEHOLDER = re.compile(r"(image|audio)_token_(id|index)$|^image_patch_id$|^visual_indicator_token_ids$")
+"""Names of placeholders in configurations."""
 _WIDE = {torch.int64: torch.int32}
 """Data types that extras are transferred in, where another one than their own."""
 _ERRORS = (ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError, RuntimeError, OSError)
@@ -66,6 +67,8 @@ class ItemProcessor:
         if getattr(self._processor, "tokenizer", None) is None:
             raise BadModel(f"the processor of model_type {files.model_type!r} has no tokenizer")
         self._record_texts()
+        self.lists: set[str] = set()
+        """Names of outputs that the model takes as lists of numbers."""
         self._spelled = self._placeholder_strings()
         self._targets: dict[Modality, str] = {}
         self._numbered: set[Modality] = set()
@@ -101,7 +104,7 @@ class ItemProcessor:
             raise InvalidMedia(f"the model's processor refuses the {modality.value}: {error}") from error
         if before:
             _, tensors = self._run(modality, self._targets[modality], [medium])
-        return ItemInputs(self._parts(text.split(_AFTER)[-2].removeprefix(_BEFORE)), tensors)
+        return ItemInputs(self._parts(_between(text)[-1]), tensors)
 
     def probe(self, modality: Modality) -> ItemInputs:
         """Process a blank item of a usual size."""
@@ -111,19 +114,17 @@ class ItemProcessor:
 
     def _facts(self, files: ModelFiles) -> ModelFacts:
         text = self._config.get_text_config()
-        types: dict[int, int] = {}
+        prefixes: set[str] = set()
+        types: dict[str, dict[int, int]] = {}
         for modality in (Modality.IMAGE, Modality.AUDIO):
-            if not self._takes(modality):
-                continue
-            target = self._found_target(modality, files)
+            target = self._found_target(modality, files) if self._takes(modality) else None
             if target is None:
                 continue
             self._targets[modality] = target
-            parts = self.processed(self._probe(modality)).replacement
-            types |= dict.fromkeys(
-                (part.token_id for part in parts if isinstance(part, Placeholders)), _TOKEN_TYPES[modality]
-            )
-            self._check_places(modality, parts)
+            written, tensors = self._run(modality, target, [_medium(self._probe(modality))])
+            _learn_types(types, tensors)
+            prefixes.add(written.partition(_BEFORE)[0])
+            self._check_places(modality)
         if not self._targets:
             raise BadModel(
                 f"the processor of model_type {files.model_type!r} writes no placeholders of items that its configuration names"
@@ -133,11 +134,12 @@ class ItemProcessor:
             int(text.hidden_size),
             int(text.max_position_embeddings),
             {modality: self._ids(target) for modality, target in self._targets.items()},
-            frozenset(types),
+            frozenset(self._spelled.values()),
             types,
-            dict.fromkeys(self._targets, 0) | {Modality.IMAGE: _deepstack_layers(self._config)},
+            {Modality.IMAGE: len(layer_keys(self._config))},
             self.sample_rate_hz,
             frozenset(self._numbered),
+            prefixes.pop(),
         )
 
     def _takes(self, modality: Modality) -> bool:
@@ -146,13 +148,12 @@ class ItemProcessor:
         return getattr(self._processor, "image_processor", None) is not None
 
     def _placeholder_strings(self) -> dict[str, int]:
-        """Tokens that the model fills with items, by their strings."""
-        ids: list[int] = []
-        for name, value in vars(self._config).items():
-            if name in _PLACEHOLDERS or name.endswith(("image_token_id", "image_token_index", "audio_token_id")):
-                ids += value if isinstance(value, list) else [] if value is None else [value]
+        """Tokens that the model fills with items, as its configuration names them, by their strings."""
         tokenizer = self._processor.tokenizer
-        spelled = {tokenizer.convert_ids_to_tokens(token_id): token_id for token_id in dict.fromkeys(ids)}
+        named = [value for name, value in vars(self._config).items() if _PLACEHOLDER.search(name)]
+        ids = dict.fromkeys(token for value in named for token in (value if isinstance(value, list) else [value]))
+        known = [token_id for token_id in ids if isinstance(token_id, int) and 0 <= token_id < len(tokenizer)]
+        spelled = {tokenizer.convert_ids_to_tokens(token_id): token_id for token_id in known}
         return {token: token_id for token, token_id in spelled.items() if token}
 
     def _found_target(self, modality: Modality, files: ModelFiles) -> str | None:
@@ -171,7 +172,7 @@ class ItemProcessor:
                 text, _ = self._run(modality, candidate, [_medium(self._probe(modality))])
             except _ERRORS:
                 continue
-            if any(isinstance(part, Placeholders) for part in self._parts(text)):
+            if any(isinstance(part, Placeholders) for part in self._parts(_between(text)[0])):
                 return candidate
         return None
 
@@ -188,14 +189,16 @@ class ItemProcessor:
             return None
         return rendered
 
-    def _check_places(self, modality: Modality, alone: PromptReplacement) -> None:
+    def _check_places(self, modality: Modality) -> None:
         """Find out whether an item's replacement depends on its place. Raises BadModel if it depends on what follows."""
-        medium = _medium(self._probe(modality))
+        large = BlankItem(modality, _LARGE * _WIDTH, _LARGE * _HEIGHT, _LARGE * _SAMPLES)
+        medium = _medium(large)
         try:
+            alone = self.process(modality, medium).replacement
             text, _ = self._run(modality, self._targets[modality], [medium, medium])
-        except _ERRORS:
+        except (InvalidMedia, *_ERRORS):
             return
-        first, second = (self._parts(part.removeprefix(_BEFORE)) for part in text.split(_AFTER)[:2])
+        first, second = map(self._parts, _between(text))
         if first != alone:
             raise BadModel(f"what the model's processor writes for an {modality.value} depends on the items after it")
         if second != first:
@@ -216,11 +219,12 @@ class ItemProcessor:
         given = {_ARGUMENTS[modality]: list(media)}
         if modality is Modality.AUDIO:
             given["sampling_rate"] = self.sample_rate_hz
-        made = self._processor(text=[prompt], return_tensors="pt", **given)
-        text = next((text for text in reversed(texts) if text.count(_AFTER) == len(media)), None)
+        made = self._processor(text=[prompt], return_tensors="pt", return_mm_token_type_ids=True, **given)
+        text = next((text for text in reversed(texts) if len(_between(text)) == len(media)), None)
         if text is None:
             raise ValueError("it does not tokenize the prompt as text")
         tensors = {name: tensor for name, value in made.items() if (tensor := _tensor(value)) is not None}
+        self.lists |= {name for name in tensors if isinstance(made[name], list | tuple)}
         return text, tensors
 
     def _record_texts(self) -> None:
@@ -254,24 +258,38 @@ class ItemProcessor:
         return tuple(ids)
 
 
-_PLACEHOLDERS = frozenset({"image_patch_id", "visual_indicator_token_ids", "audio_token_index"})
-"""Names of placeholders in configurations, beside those that end in ``image_token_id`` and the like."""
+def _between(text: str) -> list[str]:
+    """What stands between the texts around items."""
+    return re.findall(f"{re.escape(_BEFORE)}(.*?){re.escape(_AFTER)}", text, re.DOTALL)
 
 
 def extras(tensors: Mapping[str, torch.Tensor]) -> list[tuple[TensorSpec, torch.Tensor]]:
     """The small tensors of an item, from which the decoder computes positions, in the form that they are transferred in."""
     found: list[tuple[TensorSpec, torch.Tensor]] = []
+    of_text = tensors["input_ids"].shape
     for name, tensor in sorted(tensors.items()):
-        if name in _OF_TEXT or tensor.numel() > MOST_EXTRA_VALUES:
+        if tensor.shape == of_text or tensor.numel() > MOST_EXTRA_VALUES:
             continue
         sent = tensor.float() if tensor.is_floating_point() else tensor.to(_WIDE.get(tensor.dtype, tensor.dtype))
         found.append((TensorSpec(name, domain_dtype(sent.dtype), tuple(sent.shape)), sent))
     return found
 
 
-def _deepstack_layers(config: Any) -> int:
+def _learn_types(types: dict[str, dict[int, int]], tensors: Mapping[str, torch.Tensor]) -> None:
+    """Add what a processor's outputs beside the ids and the mask say of each token."""
+    ids = tensors["input_ids"]
+    for name, tensor in tensors.items():
+        if name not in ("input_ids", "attention_mask") and tensor.shape == ids.shape:
+            pairs = zip(ids[0].tolist(), tensor[0].tolist(), strict=True)
+            types.setdefault(name, {}).update({token_id: kind for token_id, kind in pairs if kind})
+
+
+def layer_keys(config: Any) -> tuple[int, ...]:
+    """Layers of the decoder to which rows of items are added (DeepStack), in the order of the tensors."""
+    if hasattr(config, "deepstack_layer_map"):
+        return (*(layer for _, layer in config.deepstack_layer_map), *(config.spatial_target_layers or ()))
     vision = getattr(config, "vision_config", None)
-    return len(getattr(vision, "deepstack_visual_indexes", None) or ())
+    return tuple(range(len(getattr(vision, "deepstack_visual_indexes", None) or ())))
 
 
 def _medium(blank: BlankItem) -> Any:
@@ -281,12 +299,14 @@ def _medium(blank: BlankItem) -> Any:
 
 
 def _tensor(value: Any) -> torch.Tensor | None:
-    """A processor's output as a tensor; None for lists of several and what is not a number."""
+    """A processor's output as a tensor; None for what has no numbers, or parts of different shapes."""
     if isinstance(value, torch.Tensor):
         return value
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
-        return torch.from_numpy(value)
-    return None
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        return None
+    return torch.from_numpy(array) if array.dtype.kind in "biuf" and array.size else None
 
 
 def _load_processor(files: ModelFiles) -> Any:
