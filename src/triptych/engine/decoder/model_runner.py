@@ -112,7 +112,10 @@ def positions(parts: Sequence[ForwardPart], device: torch.device) -> torch.Tenso
 def rotary_axes(decoder: Any) -> int:
     """Axes of the decoder's rotary positions; several for some multimodal models."""
     rope = getattr(decoder.config, "rope_parameters", None) or getattr(decoder.config, "rope_scaling", None) or {}
-    return len(rope.get("mrope_section", ())) or 1
+    sections = [
+        value for name, value in rope.items() if name.endswith("rope_section") and isinstance(value, list | tuple)
+    ]
+    return len(sections[0]) if sections else 1
 
 
 def best_tokens(logits: torch.Tensor) -> tuple[list[int], list[bool]]:

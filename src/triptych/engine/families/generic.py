@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from triptych.domain.embedding import EMBEDS, TensorSpec
 from triptych.domain.media import Modality
 from triptych.engine.checkpoint import Checkpoint
+from triptych.engine.decoder.model_runner import rotary_axes
 from triptych.engine.families.adapters import Features, ForwardPart, PlacedItem, PromptPlan, embedding_rows
 from triptych.engine.families.item_processor import ItemProcessor, extras, layer_keys
 from triptych.engine.media.item import MediaItem
@@ -58,8 +59,6 @@ _ADD_ROWS = frozenset({"molmo2"})
 _FAULTS = (RuntimeError, ValueError, TypeError, AttributeError, IndexError, KeyError)
 """What a forward method may raise."""
 _PROBE_TOKENS = 5
-_MOST_AXES = 3
-"""Axes of rotary positions; a fourth one before them numbers the tokens."""
 
 
 class _Recorded(Exception):
@@ -268,6 +267,7 @@ class GenericDecoder:
                 child.device, child.dtype = model.device, model.dtype
         self._has_layer_dict = _LAYER_DICT in inspect.signature(self._decoder.forward).parameters
         self._layer_keys = layer_keys(model.config)
+        self._axes = rotary_axes(self._decoder)
         self._adds_rows = checkpoint.files.model_type in _ADD_ROWS
         self._head = _Head(language_model, "model") if has_head else _Head(model, name if base is model else "model")
         shape, called = self._called_with_text()
@@ -341,7 +341,7 @@ class GenericDecoder:
             rows = {start: added + embeds[start : start + len(added)] for start, added in rows.items()}
         filled_positions = {position for item in in_order for position in item.positions}
         rows |= self._other_rows(ids, embeds, filled_positions)
-        positions = _positions(called.pop("position_ids", None), len(token_ids))
+        positions = _positions(called.pop("position_ids", None), len(token_ids), self._axes)
         depth = max(self._family.facts.layers.values(), default=0)
         with_layers = [item for item in in_order if deepstack(0) in item.tensors]
         runs = [embedding_rows(with_layers, deepstack(layer)) for layer in range(depth if with_layers else 0)]
@@ -502,11 +502,11 @@ def _joined_extras(items: Sequence[Mapping[str, torch.Tensor]], device: torch.de
     return joined
 
 
-def _positions(given: torch.Tensor | None, length: int) -> torch.Tensor | None:
-    """[axes, length]; None where they only number the tokens."""
+def _positions(given: torch.Tensor | None, length: int, axes: int) -> torch.Tensor | None:
+    """[axes, length]; None where they only number the tokens. One more axis before them numbers the tokens."""
     if given is None:
         return None
-    positions = given.reshape(-1, length)[-_MOST_AXES:].cpu()
+    positions = given.reshape(-1, length)[-axes:].cpu()
     if (positions == torch.arange(length)).all():
         return None
     return positions

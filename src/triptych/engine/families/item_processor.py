@@ -117,12 +117,14 @@ class ItemProcessor:
         prefixes: set[str] = set()
         types: dict[str, dict[int, int]] = {}
         for modality in (Modality.IMAGE, Modality.AUDIO):
-            target = self._found_target(modality, files) if self._takes(modality) else None
+            target = self._found_target(modality, files.chat_template) if self._takes(modality) else None
             if target is None:
                 continue
             self._targets[modality] = target
-            written, tensors = self._run(modality, target, [_medium(self._probe(modality))])
-            _learn_types(types, tensors)
+            medium = _medium(self._probe(modality))
+            written, _ = self._run(modality, target, [medium])
+            around = self._templated(modality, files.chat_template) or _BEFORE + target + _AFTER
+            _learn_types(types, self._made(modality, around, [medium]))
             prefixes.add(written.partition(_BEFORE)[0])
             self._check_places(modality)
         if not self._targets:
@@ -156,18 +158,19 @@ class ItemProcessor:
         spelled = {tokenizer.convert_ids_to_tokens(token_id): token_id for token_id in known}
         return {token: token_id for token, token_id in spelled.items() if token}
 
-    def _found_target(self, modality: Modality, files: ModelFiles) -> str | None:
+    def _found_target(self, modality: Modality, template: str | None) -> str | None:
         """What the chat template writes for an item and the processor replaces by placeholders."""
-        written = self._templated(modality, files)
+        written = self._templated(modality, template)
         kind = modality.value
         attributes = (f"{kind}_token", "boi_token", "boa_token", f"{kind}_placeholder", f"fake_{kind}_token")
         candidates = [str(getattr(self._processor, name, None) or "") for name in attributes]
         candidates += [f"<{kind}>", f"<|{kind}|>", *self._spelled]
+        if written is not None:
+            candidates = [candidate for candidate in candidates if written.count(candidate) == 1]
+            candidates.append(next(iter(_between(written)), "").strip())
         for candidate in dict.fromkeys(filter(None, candidates)):
-            if written is not None and written.count(candidate) != 1:
-                continue
-            if len(self._ids(candidate)) != 1:
-                continue
+            if "".join(self._processor.tokenizer.convert_ids_to_tokens(self._ids(candidate))) != candidate:
+                continue  # not of special tokens only
             try:
                 text, _ = self._run(modality, candidate, [_medium(self._probe(modality))])
             except _ERRORS:
@@ -176,14 +179,15 @@ class ItemProcessor:
                 return candidate
         return None
 
-    def _templated(self, modality: Modality, files: ModelFiles) -> str | None:
-        """A chat with one item by the model's template; None without one that can be rendered so."""
-        if files.chat_template is None:
+    def _templated(self, modality: Modality, template: str | None) -> str | None:
+        """A chat with one item between texts, by the model's template; None without one that can be rendered so."""
+        if template is None:
             return None
-        content = [{"type": modality.value}, {"type": "text", "text": "text"}]
+        texts = [{"type": "text", "text": text} for text in (_BEFORE, _AFTER)]
+        content = [texts[0], {"type": modality.value}, texts[1]]
         try:
             rendered: str = self._processor.tokenizer.apply_chat_template(
-                [{"role": "user", "content": content}], chat_template=files.chat_template, tokenize=False
+                [{"role": "user", "content": content}], chat_template=template, tokenize=False
             )
         except Exception:  # noqa: BLE001 - templates raise what they like
             return None
@@ -213,19 +217,22 @@ class ItemProcessor:
 
     def _run(self, modality: Modality, target: str, media: Sequence[Any]) -> tuple[str, dict[str, torch.Tensor]]:
         """The text that was tokenized for a prompt of targets, each between two texts, and the tensors that were made."""
-        prompt = "".join(_BEFORE + target + _AFTER for _ in media)
-        texts: list[str] = []
-        self._recorded.texts = texts
+        tensors = self._made(modality, "".join(_BEFORE + target + _AFTER for _ in media), media)
+        text = next((text for text in reversed(self._recorded.texts) if len(_between(text)) == len(media)), None)
+        if text is None:
+            raise ValueError("it does not tokenize the prompt as text")
+        return text, tensors
+
+    def _made(self, modality: Modality, prompt: str, media: Sequence[Any]) -> dict[str, torch.Tensor]:
+        """The tensors of a prompt. The texts that are tokenized for it are recorded."""
+        self._recorded.texts = []
         given = {_ARGUMENTS[modality]: list(media)}
         if modality is Modality.AUDIO:
             given["sampling_rate"] = self.sample_rate_hz
         made = self._processor(text=[prompt], return_tensors="pt", return_mm_token_type_ids=True, **given)
-        text = next((text for text in reversed(texts) if len(_between(text)) == len(media)), None)
-        if text is None:
-            raise ValueError("it does not tokenize the prompt as text")
         tensors = {name: tensor for name, value in made.items() if (tensor := _tensor(value)) is not None}
         self.lists |= {name for name in tensors if isinstance(made[name], list | tuple)}
-        return text, tensors
+        return tensors
 
     def _record_texts(self) -> None:
         """Give the tokenizer a class of its own that records what it is called with, and is safe in several threads."""
