@@ -4,7 +4,7 @@ An entry of ``ZOO`` says what sets its type apart: the shapes of its published c
 same kinds of layers, flags and ratios, and the tokens that its processor needs and its chat template writes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,15 @@ import torch
 import transformers as untyped_transformers
 from transformers.utils import PushToHubMixin, is_torchvision_available
 
-from tests.integration.families.harness import TinyFamily, image_processor_class, llama_sizes, siglip_sizes, tokenizer
+from tests.integration.families.harness import (
+    Item,
+    TinyFamily,
+    image_processor_class,
+    llama_sizes,
+    pixels_of,
+    siglip_sizes,
+    tokenizer,
+)
 from triptych.domain.media import Modality
 
 transformers: Any = untyped_transformers
@@ -46,6 +54,8 @@ class Processing:
     """Makes the feature extractor of a processor with audio."""
     options: _Settings = field(default_factory=dict)
     """Further arguments of the processor."""
+    call: _Settings = field(default_factory=dict)
+    """Further arguments of its calls."""
 
     def tokenizer(self) -> Any:
         return tokenizer(named=self.tokens)
@@ -192,6 +202,7 @@ COSMOS_EDGE = replace(
     cls="Cosmos3EdgeProcessor",
     image_cls="Cosmos3EdgeImageProcessorPil",
     video_cls="Cosmos3EdgeVideoProcessor",
+    call={"return_mm_token_type_ids": True},
 )
 HUNYUAN_V4 = replace(QWEN, cls="HYV4VLProcessor", image_cls="HYV4VLImageProcessorPil", video_cls="HYV4VLVideoProcessor")
 VIDEO_LLAMA = Processing(
@@ -351,6 +362,10 @@ class Grids(TinyFamily):
     def load_processor(self, directory: Path) -> Any:
         return self.processing.load(directory, self.template)
 
+    def inputs(self, processor: Any, text: str, items: Sequence[Item]) -> Any:
+        images = [pixels_of(item) for item in items]
+        return processor(text=text, images=images or None, return_tensors="pt", **self.processing.call)
+
     def model(self) -> Any:
         sizes = llama_sizes(len(self.processing.tokenizer()), **self._text)
         ids = self.processing.token_ids()
@@ -364,10 +379,10 @@ def _with_clear_answers(model: Any) -> Any:
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
     for name, weight in model.named_parameters():
         if id(weight) in embeddings:
-            weight.normal_(0, 0.5)
+            weight.normal_(0, 0.25)
         elif weight.dim() >= 2:
             inputs = weight.shape[-1] if ".experts." in name else weight[0].numel()
-            weight.normal_(0, inputs**-0.5)
+            weight.normal_(0, (4 if name == "lm_head.weight" else 1.5) * inputs**-0.5)
         elif name.endswith("bias"):
             weight.normal_(0, 0.1)
     return model
@@ -518,9 +533,9 @@ ZOO = (
         HYPERCLOVA,
         text={
             "model_type": "hyperclovax",
-            "embedding_multiplier": 10.0,
+            "embedding_multiplier": 2.0,
             "attention_multiplier": 0.0625,
-            "logits_scaling": 0.125,
+            "logits_scaling": 0.5,
         },
         vision=_WINDOW_VISION,
     ),
