@@ -1,0 +1,188 @@
+"""Tiny random models in tables: one row for each model type of transformers."""
+
+import inspect
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.integration.families.clips import RATE_HZ, random_clip, samples_of
+from tests.integration.families.harness import (
+    Item,
+    TinyFamily,
+    image_processor_class,
+    llama_sizes,
+    pixels_of,
+    tokenizer,
+    transformers,
+    without_video,
+)
+from triptych.domain.media import Modality
+
+VOCABULARY = "|vocabulary|"
+"""Stands for the number of tokens in a configuration. A special token stands for its id there."""
+MAPPINGS = (
+    "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
+    "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES",
+    "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+)
+"""In which transformers names the class that generates, for each model type."""
+
+Part = tuple[str, Mapping[str, Any]]
+"""The class of an image processor or feature extractor, and its settings."""
+
+
+@dataclass(eq=False, kw_only=True)
+class ZooModel(TinyFamily):
+    """A model type by its processor and its configuration; all weights are random."""
+
+    name: str
+    target: str
+    """The chat template's text for an item."""
+    modality: Modality = Modality.IMAGE
+    processor_name: str
+    parts: Mapping[str, Part]
+    """The processor's parts beside the tokenizer, by argument."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """The processor's other arguments."""
+    special: Sequence[str] = ()
+    named: Mapping[str, str] = field(default_factory=dict)
+    """Special tokens, which the processor finds as attributes of the tokenizer."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Special tokens that transformers itself names, as ``sep_token``."""
+    config: Mapping[str, Any]
+    gains: Mapping[str, float] = field(default_factory=dict)
+    """Factors on the random weights of parameters whose names contain a key, and constants for norms."""
+    adapt: Callable[[Any], None] | None = None
+    """Mends transformers' model before it answers."""
+    needs_torchvision: bool = False
+    """Whether transformers' processor or its image processor exists only with torchvision."""
+    needs_images: bool = False
+    """Whether the processor refuses prompts without an item; the tokenizer takes them."""
+    most_items: int | None = None
+    """In one prompt, as far as the processor allows."""
+    seed: int = 0
+    context: int = 2048
+    chunk_tokens: int = 7
+
+    @property
+    def targets(self) -> Sequence[tuple[Modality, str]]:  # type: ignore[override]
+        return ((self.modality, self.target),)
+
+    @property
+    def model_type(self) -> str:
+        """Without the variant, which follows two dashes: some types have one in their names."""
+        return self.name.partition("--")[0]
+
+    def processor(self) -> Any:
+        cls = image_processor_class(self.processor_name)
+        parts = {key: image_processor_class(name)(**settings) for key, (name, settings) in self.parts.items()}
+        takes = inspect.signature(cls.__init__).parameters
+        if self.lacks_video:
+            cls = type(cls.__name__, (without_video(cls), _NoVideo), {})
+            parts["video_processor"] = None
+        made = cls(
+            **parts,
+            tokenizer=self.tokenizer(),
+            **({"chat_template": self.template} if {"chat_template", "kwargs"} & takes.keys() else {}),
+            **self.options,
+        )
+        made.chat_template = self.template
+        return made
+
+    @property
+    def lacks_video(self) -> bool:
+        """Whether the processor has a part for videos, which needs torchvision and is left out."""
+        takes = inspect.signature(image_processor_class(self.processor_name).__init__).parameters
+        return "video_processor" in takes and "video_processor" not in self.parts
+
+    def load_processor(self, directory: Path) -> Any:
+        if self.lacks_video:
+            return self.processor()
+        pil = any(name.endswith("Pil") for name, _ in self.parts.values())
+        loaded = transformers.AutoProcessor.from_pretrained(directory, **({"backend": "pil"} if pil else {}))
+        loaded.chat_template = self.template  # some processors do not take the one in the directory
+        return loaded
+
+    def item(self, rng: random.Random, modality: Modality) -> Item:
+        if modality is Modality.AUDIO:
+            rate_hz = rng.choice((RATE_HZ, RATE_HZ, 8_000, 22_050))
+            return random_clip(rng, rng.randrange(rate_hz // 5, rate_hz * 5), rate_hz)
+        return super().item(rng, modality)
+
+    def inputs(self, processor: Any, text: str, items: Sequence[Item]) -> Any:
+        if not items and self.needs_images:
+            return processor.tokenizer(text, return_tensors="pt")
+        if self.modality is Modality.AUDIO:
+            made = processor(text=text, audio=samples_of(items) or None, return_tensors="pt")
+        else:
+            made = processor(text=text, images=[pixels_of(item) for item in items] or None, return_tensors="pt")
+        return made.to(torch.float32)  # Llama 4's pixels are bfloat16
+
+    def adjust(self, whole: Any) -> None:
+        if self.adapt is not None:
+            self.adapt(whole)
+
+    def model(self) -> Any:
+        text = self.tokenizer()
+        values = _resolved(self.config, {VOCABULARY: len(text), **text.get_added_vocab()})
+        values.get("text_config", values).update(self.text)
+        config = transformers.AutoConfig.for_model(self.model_type, **values)
+        names: Any = transformers.models.auto.modeling_auto
+        name = next(found[self.model_type] for key in MAPPINGS if self.model_type in (found := getattr(names, key)))
+        return randomized(getattr(transformers, name)(config), self.seed, self.gains)
+
+    def tokenizer(self) -> Any:
+        text = tokenizer(*self.special, named=self.named or None)
+        for name, token in self.names.items():
+            setattr(text, name, token)
+        return text
+
+
+class _NoVideo(transformers.ProcessorMixin):  # type: ignore[misc]  # transformers is untyped
+    """Stands before ``ProcessorMixin`` and drops the argument."""
+
+    def __init__(self, *args: Any, video_processor: None = None, **kwargs: Any) -> None:
+        super().__init__(*(part for part in args if part is not None), **kwargs)
+
+
+def _resolved(value: Any, ids: Mapping[str, int]) -> Any:
+    """The configuration with ids in place of tokens."""
+    if isinstance(value, Mapping):
+        return {key: _resolved(inner, ids) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_resolved(inner, ids) for inner in value]
+    return ids.get(value, value) if isinstance(value, str) else value
+
+
+def randomized(model: Any, seed: int, gains: Mapping[str, float]) -> Any:
+    """Weights whose outputs are about as large as their inputs: the usual ones repeat a token forever."""
+    generator = torch.Generator().manual_seed(seed)
+    tied = bool(model.config.get_text_config().tie_word_embeddings)
+    ends = ("o_proj", "down_proj", "out_proj", "feed_forward.w2") if tied else ()
+    with torch.no_grad():
+        for key, weight in model.named_parameters():
+            gain = next((gain for part, gain in gains.items() if part in key), None)
+            if weight.dim() >= 2:
+                convolution = weight.dim() > 3 or "conv" in key
+                fan = weight[0].numel() if convolution else weight.shape[-1]
+                std = fan**-0.5
+                if "embed_tokens" in key:
+                    std = 0.15 if tied else 0.5
+                elif any(end in key for end in ends):  # tied weights favor the last token, which layers outweigh
+                    std *= 4
+                weight.normal_(0, std * (1.0 if gain is None else gain), generator=generator)
+            elif key.endswith("bias"):
+                weight.normal_(0, 0.1, generator=generator)
+            elif gain is not None:
+                weight.fill_(gain)
+    return model
+
+
+def decoder(model_type: str | None = None, **changes: Any) -> dict[str, Any]:
+    """The configuration of a small language model."""
+    named = {} if model_type is None else {"model_type": model_type}
+    return named | llama_sizes(0, vocab_size=VOCABULARY, **changes)
