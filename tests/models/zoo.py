@@ -161,19 +161,17 @@ def _resolved(value: Any, ids: Mapping[str, int]) -> Any:
 def randomized(model: Any, seed: int, gains: Mapping[str, float]) -> Any:
     """Weights whose outputs are about as large as their inputs: the usual ones repeat a token forever."""
     generator = torch.Generator().manual_seed(seed)
-    tied = bool(model.config.get_text_config().tie_word_embeddings)
-    ends = ("o_proj", "down_proj", "out_proj", "feed_forward.w2") if tied else ()
+    tied = bool(getattr(model.config.get_text_config(), "tie_word_embeddings", False))
+    usual = {"embed_tokens": 0.1 if tied else 0.5, "q_proj": 2.0, "q_norm": 2.0}
+    if tied:  # layers outweigh the last token, which tied weights would repeat forever
+        usual |= dict.fromkeys(("o_proj", "down_proj", "out_proj", "feed_forward.w2"), 4.0)
     with torch.no_grad():
         for key, weight in model.named_parameters():
-            gain = next((gain for part, gain in gains.items() if part in key), None)
+            gain = next((gain for part, gain in (usual | dict(gains)).items() if part in key), None)
             if weight.dim() >= 2:
                 convolution = weight.dim() > 3 or "conv" in key
                 fan = weight[0].numel() if convolution else weight.shape[-1]
-                std = fan**-0.5
-                if "embed_tokens" in key:
-                    std = 0.15 if tied else 0.5
-                elif any(end in key for end in ends):  # tied weights favor the last token, which layers outweigh
-                    std *= 4
+                std = 1.0 if "embed_tokens" in key else fan**-0.5
                 weight.normal_(0, std * (1.0 if gain is None else gain), generator=generator)
             elif key.endswith("bias"):
                 weight.normal_(0, 0.1, generator=generator)

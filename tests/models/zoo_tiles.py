@@ -367,6 +367,7 @@ PHI4_MULTIMODAL = ZooModel(
     },
     needs_torchvision=True,
     context=4096,
+    gains={"qkv_proj": 2.0},
 )
 
 AYA_VISION = ZooModel(
@@ -425,6 +426,7 @@ OVIS2 = ZooModel(
         "hidden_size": 64,
         "tie_word_embeddings": True,
     },
+    gains={"head_linear": 4.0, "visual_embeddings_table": 4.0},
 )
 ARIA = ZooModel(
     name="aria",
@@ -1048,35 +1050,6 @@ GRANITE_DOCLING = ZooModel(
         "tie_word_embeddings": True,
     },
 )
-BLIP_2 = ZooModel(
-    name="blip-2",
-    target="",
-    processor_name="Blip2Processor",
-    parts={"image_processor": ("BlipImageProcessorPil", {"size": TILE})},
-    options={"num_query_tokens": 8},
-    special=("<image>",),
-    config={
-        "text_config": {
-            "model_type": "opt",
-            "vocab_size": VOCABULARY,
-            "hidden_size": 64,
-            "word_embed_proj_dim": 64,
-            "ffn_dim": 96,
-            "num_hidden_layers": 3,
-            "num_attention_heads": 4,
-            "max_position_embeddings": 2048,
-            "pad_token_id": 0,
-            "bos_token_id": 1,
-            "eos_token_id": 1,
-        },
-        "vision_config": vision(image_size=32, patch_size=8),
-        "qformer_config": vision(cross_attention_frequency=2, max_position_embeddings=64, vocab_size=8),
-        "num_query_tokens": 8,
-        "image_text_hidden_size": 32,
-        "image_token_index": "<image>",
-    },
-    most_items=1,
-)
 
 # --- clips ------------------------------------------------------------------------------------------------------------
 
@@ -1192,7 +1165,6 @@ ZOO = (
     CHAMELEON,
     IDEFICS2,
     GRANITE_DOCLING,
-    BLIP_2,
     QWEN3_ASR,
     GLMASR,
     MOSS_TRANSCRIBE_DIARIZE,
