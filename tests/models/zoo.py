@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tests.integration.families.clips import RATE_HZ, random_clip, samples_of
+from tests.integration.families.clips import RATE_HZ, random_clip
 from tests.integration.families.harness import (
     Item,
     TinyFamily,
@@ -21,6 +21,7 @@ from tests.integration.families.harness import (
     without_video,
 )
 from triptych.domain.media import Modality
+from triptych.engine.media.audio import decode_audio
 
 VOCABULARY = "|vocabulary|"
 """Stands for the number of tokens in a configuration. A special token stands for its id there."""
@@ -53,6 +54,8 @@ class ZooModel(TinyFamily):
     """Special tokens, which the processor finds as attributes of the tokenizer."""
     names: Mapping[str, str] = field(default_factory=dict)
     """Special tokens that transformers itself names, as ``sep_token``."""
+    rate_hz: int = RATE_HZ
+    """At which the model hears."""
     config: Mapping[str, Any]
     gains: Mapping[str, float] = field(default_factory=dict)
     """Factors on the random weights of parameters whose names contain a key, and constants for norms."""
@@ -117,7 +120,8 @@ class ZooModel(TinyFamily):
         if not items and self.needs_images:
             return processor.tokenizer(text, return_tensors="pt")
         if self.modality is Modality.AUDIO:
-            made = processor(text=text, audio=samples_of(items) or None, return_tensors="pt")
+            clips = [decode_audio(item.media, item.info, self.rate_hz) for item in items]
+            made = processor(text=text, audio=clips or None, return_tensors="pt")
         else:
             made = processor(text=text, images=[pixels_of(item) for item in items] or None, return_tensors="pt")
         return made.to(torch.float32)  # Llama 4's pixels are bfloat16
@@ -162,7 +166,7 @@ def randomized(model: Any, seed: int, gains: Mapping[str, float]) -> Any:
     """Weights whose outputs are about as large as their inputs: the usual ones repeat a token forever."""
     generator = torch.Generator().manual_seed(seed)
     tied = bool(getattr(model.config.get_text_config(), "tie_word_embeddings", False))
-    usual = {"embed_tokens": 0.1 if tied else 0.5, "q_proj": 2.0, "q_norm": 2.0}
+    usual = {"embed_tokens": 0.1 if tied else 0.5, "lm_head": 4.0, "q_proj": 2.0, "q_norm": 2.0}
     if tied:  # layers outweigh the last token, which tied weights would repeat forever
         usual |= dict.fromkeys(("o_proj", "down_proj", "out_proj", "feed_forward.w2"), 4.0)
     with torch.no_grad():
@@ -177,6 +181,9 @@ def randomized(model: Any, seed: int, gains: Mapping[str, float]) -> Any:
                 weight.normal_(0, 0.1, generator=generator)
             elif gain is not None:
                 weight.fill_(gain)
+        norm = getattr(model.get_decoder(), "norm", None)
+        if tied and norm is not None:
+            norm.weight.fill_(4.0)  # clearer answers: there is no head to scale
     return model
 
 
