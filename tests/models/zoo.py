@@ -16,6 +16,7 @@ from tests.integration.families.harness import (
     image_processor_class,
     llama_sizes,
     pixels_of,
+    siglip_sizes,
     tokenizer,
     transformers,
     without_video,
@@ -191,3 +192,23 @@ def decoder(model_type: str | None = None, **changes: Any) -> dict[str, Any]:
     """The configuration of a small language model."""
     named = {} if model_type is None else {"model_type": model_type}
     return named | llama_sizes(0, vocab_size=VOCABULARY, **changes)
+
+
+def vision(model_type: str | None = None, **changes: Any) -> dict[str, Any]:
+    """The configuration of a small encoder."""
+    named = {} if model_type is None else {"model_type": model_type}
+    return named | siglip_sizes(**changes)
+
+
+def sliding(window: int, *others: str, **changes: Any) -> dict[str, Any]:
+    """Three layers with a sliding window, then a full one, as in most published models with windows."""
+    types = ["sliding_attention"] * 3 + ["full_attention"]
+    return {"sliding_window": window, "layer_types": types, "num_hidden_layers": 4, **changes}
+
+
+def places(token: str) -> list[str]:
+    """Tokens of tiles by row and column, at most four of each."""
+    return [token.format(row, column) for row in range(1, 5) for column in range(1, 5)]
+
+
+TILE = {"height": 32, "width": 32}
