@@ -135,6 +135,8 @@ class _Forward:
                 self._base(**taken)
             except _Recorded:
                 called, self._recorder.called_with = self._recorder.called_with, {}
+                if "inputs_embeds" not in called:
+                    raise BadModel("the model gives its language model tokens, not embeddings") from None
                 return called
         raise BadModel("the model's forward method does not call its language model")
 

@@ -28,7 +28,7 @@ from triptych.families.generic import MOST_EXTRA_VALUES, BlankItem, ModelFacts, 
 from triptych.families.model_files import BadModel, ModelFiles
 
 _ARGUMENTS = {Modality.IMAGE: "images", Modality.AUDIO: "audio"}
-_BEFORE, _AFTER = "Before ", " after."
+_BEFORE, _AFTER = "(before)", "(after)"
 """Text around an item's target."""
 _WIDTH, _HEIGHT, _SAMPLES = 200, 96, 16_000
 """Size of the item that is processed at start."""
@@ -83,7 +83,8 @@ class ItemProcessor:
     @property
     def sample_rate_hz(self) -> int:
         """Rate of audio; 0 for a processor that takes none."""
-        return int(getattr(getattr(self._processor, "feature_extractor", None), "sampling_rate", 0) or 0)
+        parts = (getattr(self._processor, name, None) for name in ("feature_extractor", "audio_processor"))
+        return next((int(part.sampling_rate) for part in parts if getattr(part, "sampling_rate", None)), 0)
 
     def close(self) -> None:
         """Do nothing: there is no process."""
@@ -194,17 +195,17 @@ class ItemProcessor:
         return rendered
 
     def _check_places(self, modality: Modality) -> None:
-        """Find out whether an item's replacement depends on its place. Raises BadModel if it depends on what follows."""
-        large = BlankItem(modality, _LARGE * _WIDTH, _LARGE * _HEIGHT, _LARGE * _SAMPLES)
-        medium = _medium(large)
+        """Find out whether an item's replacement depends on its place. Raises BadModel if it depends on what is around it."""
+        medium = _medium(BlankItem(modality, _LARGE * _WIDTH, _LARGE * _HEIGHT, _LARGE * _SAMPLES))
+        target = self._targets[modality]
         try:
-            alone = self.process(modality, medium).replacement
-            text, _ = self._run(modality, self._targets[modality], [medium, medium])
-        except (InvalidMedia, *_ERRORS):
-            return
-        first, second = map(self._parts, _between(text))
-        if first != alone:
-            raise BadModel(f"what the model's processor writes for an {modality.value} depends on the items after it")
+            (alone,) = _between(self._run(modality, target, [medium])[0])
+            (spaced,) = _between(self._run(modality, f" {target} ", [medium])[0])
+            first, second = _between(self._run(modality, target, [medium, medium])[0])
+        except _ERRORS:
+            return  # one that takes a single item
+        if spaced != f" {alone} " or first != alone:
+            raise BadModel(f"what the model's processor writes for an {modality.value} depends on what is around it")
         if second != first:
             self._numbered.add(modality)
 
