@@ -93,7 +93,7 @@ GEMMA4_IDS = {
 
 def gemma4(name: str, text: dict[str, Any], **changes: Any) -> ZooModel:
     layers = ["sliding_attention", "sliding_attention", "full_attention"] * 2
-    sizes = {
+    sizes: dict[str, Any] = {
         "num_hidden_layers": 6,
         "layer_types": layers,
         "sliding_window": 16,

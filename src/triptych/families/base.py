@@ -40,11 +40,6 @@ PromptReplacement = tuple[str | Placeholders, ...]
 class Family(Protocol):
     """Architecture, configured by the files of one model directory."""
 
-    @classmethod
-    def load(cls, files: ModelFiles) -> Self:
-        """Raises BadModel, naming the field, for a configuration that is not supported."""
-        ...
-
     @property
     def model_type(self) -> str:
         """The architecture's name in ``config.json``."""
@@ -81,6 +76,15 @@ class Family(Protocol):
 
     def outputs(self, info: MediaInfo, dtype: DType) -> tuple[TensorSpec, ...]:
         """The tensors that an encoder makes of an item, for a model that runs in ``dtype``. Raises InvalidMedia."""
+        ...
+
+
+class WrittenFamily(Family, Protocol):
+    """A family that needs nothing but the files."""
+
+    @classmethod
+    def load(cls, files: ModelFiles) -> Self:
+        """Raises BadModel, naming the field, for a configuration that is not supported."""
         ...
 
 

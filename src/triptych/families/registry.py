@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from triptych.families.base import Family
+from triptych.families.base import Family, WrittenFamily
 from triptych.families.gemma3 import Gemma3
 from triptych.families.generic import GenericFamily, StartProcessing
 from triptych.families.granite_speech import GraniteSpeech
@@ -19,7 +19,7 @@ from triptych.families.qwen2_vl import Qwen2VL
 from triptych.families.qwen3_vl import Qwen3VL
 from triptych.families.voxtral import Voxtral
 
-FAMILIES: Mapping[str, type[Family]] = {
+FAMILIES: Mapping[str, type[WrittenFamily]] = {
     "gemma3": Gemma3,
     "granite_speech": GraniteSpeech,
     "idefics3": Idefics3,

@@ -19,7 +19,7 @@ from triptych.engine.decoder.model_runner import ForwardInput, ForwardOutput, Mo
 from triptych.engine.decoder.packed_runner import PackedModelRunner
 from triptych.engine.decoder.paged_attention import compile_kernels, has_paged_kernel, head_group
 from triptych.engine.decoder.per_sequence_runner import PerSequenceModelRunner
-from triptych.engine.families.adapters import DecoderAdapter
+from triptych.engine.families.adapters import DecoderAdapter, UnprovenDecoderAdapter
 from triptych.engine.joined_layers import JoinedLinear
 from triptych.engine.tensors import domain_dtype
 from triptych.engine.worker_threads import WorkerThreads
@@ -90,10 +90,12 @@ def build_runner(
     """
     kinds = set(getattr(adapter.decoder.config, "layer_types", None) or ["full_attention"])
     build_packed = partial(_packed, adapter, kv_cache_bytes, device, options, model_revision, graphs, threads)
-    if not kinds <= _PACKED_LAYERS or not adapter.is_packable:
+    if not kinds <= _PACKED_LAYERS:
         setup = _cached(adapter, kv_cache_bytes, device, options)
-    elif adapter.is_proven:
+    elif not isinstance(adapter, UnprovenDecoderAdapter):
         setup = build_packed()
+    elif not adapter.is_packable:
+        setup = _cached(adapter, kv_cache_bytes, device, options)
     else:
         prompt = list(islice((token for token in count() if token not in placeholder_ids), _PROVEN_TOKENS))
         setup = _same_as_transformers(build_packed, adapter, prompt, device) or _cached(

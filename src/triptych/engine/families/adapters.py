@@ -128,16 +128,6 @@ class DecoderAdapter(Protocol):
         ...
 
     @property
-    def is_packable(self) -> bool:
-        """Whether passes over packed sequences may compute the decoder, where its layers allow; else each sequence has a cache of its own."""
-        ...
-
-    @property
-    def is_proven(self) -> bool:
-        """Whether tests prove packed passes of this family; else they are compared with transformers' at start."""
-        ...
-
-    @property
     def looks_ahead(self) -> bool:
         """Whether positions before an item depend on it; then no prefix can be reused without it."""
         ...
@@ -158,6 +148,16 @@ class DecoderAdapter(Protocol):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[n, hidden] -> [n, vocabulary]."""
+        ...
+
+
+@runtime_checkable
+class UnprovenDecoderAdapter(DecoderAdapter, Protocol):
+    """A decoder adapter of any decoder: its passes over packed sequences are compared with transformers' at start."""
+
+    @property
+    def is_packable(self) -> bool:
+        """Whether such passes may be tried; else each sequence has a cache of its own."""
         ...
 
 

@@ -250,7 +250,7 @@ class _Prompt:
 
 
 class GenericDecoder:
-    """``DecoderAdapter``: the language model, its head, and what the model's forward method has besides towers."""
+    """``UnprovenDecoderAdapter``: the language model, its head, and what the model's forward method has besides towers."""
 
     def __init__(self, model: PreTrainedModel, checkpoint: Checkpoint) -> None:
         """Raises BadModel if the model's forward method cannot be run without items."""
@@ -290,10 +290,6 @@ class GenericDecoder:
     def is_packable(self) -> bool:
         """Whether packed passes may be tried: nothing crosses but rows, positions and rows of layers."""
         return self._is_packable
-
-    @property
-    def is_proven(self) -> bool:
-        return False
 
     @property
     def looks_ahead(self) -> bool:

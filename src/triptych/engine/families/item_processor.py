@@ -17,7 +17,7 @@ import torch
 import transformers
 from PIL import Image
 from transformers import AutoConfig, AutoProcessor
-from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+from transformers.models.auto import processing_auto
 
 from triptych.domain.embedding import TensorSpec
 from triptych.domain.media import Modality
@@ -84,7 +84,7 @@ class ItemProcessor:
     def sample_rate_hz(self) -> int:
         """Rate of audio; 0 for a processor that takes none."""
         parts = (getattr(self._processor, name, None) for name in ("feature_extractor", "audio_processor"))
-        return next((int(part.sampling_rate) for part in parts if getattr(part, "sampling_rate", None)), 0)
+        return next((int(rate) for part in parts if (rate := getattr(part, "sampling_rate", None))), 0)
 
     def close(self) -> None:
         """Do nothing: there is no process."""
@@ -227,7 +227,7 @@ class ItemProcessor:
     def _made(self, modality: Modality, prompt: str, media: Sequence[Any]) -> dict[str, torch.Tensor]:
         """The tensors of a prompt. The texts that are tokenized for it are recorded."""
         self._recorded.texts = []
-        given = {_ARGUMENTS[modality]: list(media)}
+        given: dict[str, Any] = {_ARGUMENTS[modality]: list(media)}
         if modality is Modality.AUDIO:
             given["sampling_rate"] = self.sample_rate_hz
         made = self._processor(text=[prompt], return_tensors="pt", return_mm_token_type_ids=True, **given)
@@ -319,16 +319,18 @@ def _tensor(value: Any) -> torch.Tensor | None:
 
 def _load_processor(files: ModelFiles) -> Any:
     """Load the processor, with an image processor on Pillow where there is one, and without videos."""
+    untyped: Any = processing_auto
     names = (
         files.processor.get("processor_class"),
         files.image_processor.get("processor_class"),
         files.tokenizer_config.get("processor_class"),
-        PROCESSOR_MAPPING_NAMES.get(files.model_type),
+        untyped.PROCESSOR_MAPPING_NAMES.get(files.model_type),
     )
     name = next((name for name in names if isinstance(name, str)), None)
     kind: Any = getattr(transformers, name, None) if name else None
     if kind is None:
-        return AutoProcessor.from_pretrained(files.directory, local_files_only=True, backend="pil")
+        loader: Any = AutoProcessor
+        return loader.from_pretrained(files.directory, local_files_only=True, backend="pil")
     attributes = kind.get_attributes()
     cls = _without_videos(kind) if "video_processor" in attributes else kind
     return cls.from_pretrained(files.directory, local_files_only=True, backend="pil")
@@ -344,6 +346,7 @@ def _without_videos(kind: Any) -> Any:
 
     class WithoutVideos(kind):  # type: ignore[misc]  # a class chosen at run time
         _hides_videos = False
+        video_processor: Any
 
         @classmethod
         def get_attributes(cls) -> list[str]:

@@ -31,14 +31,6 @@ class PlainDecoder:
         return PromptPlan(rows=embedding_rows(items))
 
     @property
-    def is_packable(self) -> bool:
-        return True
-
-    @property
-    def is_proven(self) -> bool:
-        return True
-
-    @property
     def looks_ahead(self) -> bool:
         return False
 

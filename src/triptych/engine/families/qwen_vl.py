@@ -212,14 +212,6 @@ class QwenDecoder:
         )
 
     @property
-    def is_packable(self) -> bool:
-        return True
-
-    @property
-    def is_proven(self) -> bool:
-        return True
-
-    @property
     def looks_ahead(self) -> bool:
         return False
 
