@@ -1,4 +1,8 @@
-"""Tiny random models in tables: one row for each model type of transformers."""
+"""Tiny random models in tables: one row for each model type of transformers.
+
+A row has the processor that transformers ships for the type, the tokens that it needs, and a configuration with the
+shapes of the published one: the same kinds of layers, flags and ratios at small widths.
+"""
 
 import inspect
 import random
@@ -53,8 +57,8 @@ class ZooModel(TinyFamily):
     special: Sequence[str] = ()
     named: Mapping[str, str] = field(default_factory=dict)
     """Special tokens, which the processor finds as attributes of the tokenizer."""
-    names: Mapping[str, str] = field(default_factory=dict)
-    """Special tokens that transformers itself names, as ``sep_token``."""
+    roles: Mapping[str, str] = field(default_factory=dict)
+    """Special tokens by attributes that every tokenizer has, as ``sep_token``."""
     rate_hz: int = RATE_HZ
     """At which the model hears."""
     config: Mapping[str, Any]
@@ -76,24 +80,13 @@ class ZooModel(TinyFamily):
     def targets(self) -> Sequence[tuple[Modality, str]]:  # type: ignore[override]
         return ((self.modality, self.target),)
 
-    @property
-    def model_type(self) -> str:
-        """Without the variant, which follows two dashes: some types have one in their names."""
-        return self.name.partition("--")[0]
-
     def processor(self) -> Any:
         cls = image_processor_class(self.processor_name)
         parts = {key: image_processor_class(name)(**settings) for key, (name, settings) in self.parts.items()}
-        takes = inspect.signature(cls.__init__).parameters
         if self.lacks_video:
             cls = type(cls.__name__, (without_video(cls), _NoVideo), {})
             parts["video_processor"] = None
-        made = cls(
-            **parts,
-            tokenizer=self.tokenizer(),
-            **({"chat_template": self.template} if {"chat_template", "kwargs"} & takes.keys() else {}),
-            **self.options,
-        )
+        made = cls(**parts, tokenizer=self.tokenizer(), **self.options)
         made.chat_template = self.template
         return made
 
@@ -142,7 +135,7 @@ class ZooModel(TinyFamily):
 
     def tokenizer(self) -> Any:
         text = tokenizer(*self.special, named=self.named or None)
-        for name, token in self.names.items():
+        for name, token in self.roles.items():
             setattr(text, name, token)
         return text
 
@@ -172,7 +165,7 @@ def randomized(model: Any, seed: int, gains: Mapping[str, float]) -> Any:
         usual |= dict.fromkeys(("o_proj", "down_proj", "out_proj", "feed_forward.w2"), 4.0)
     with torch.no_grad():
         for key, weight in model.named_parameters():
-            gain = next((gain for part, gain in (usual | dict(gains)).items() if part in key), None)
+            gain = next((gain for part, gain in {**gains, **usual}.items() if part in key), None)
             if weight.dim() >= 2:
                 convolution = weight.dim() > 3 or "conv" in key
                 fan = weight[0].numel() if convolution else weight.shape[-1]
@@ -200,10 +193,12 @@ def vision(model_type: str | None = None, **changes: Any) -> dict[str, Any]:
     return named | siglip_sizes(**changes)
 
 
-def sliding(window: int, *others: str, **changes: Any) -> dict[str, Any]:
-    """Three layers with a sliding window, then a full one, as in most published models with windows."""
-    types = ["sliding_attention"] * 3 + ["full_attention"]
-    return {"sliding_window": window, "layer_types": types, "num_hidden_layers": 4, **changes}
+SLIDING: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+    "sliding_window": 16,
+}
+"""Three layers with a window, then one without, as in most published models with windows."""
 
 
 def places(token: str) -> list[str]:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from tests.models.zoo import VOCABULARY, ZooModel, decoder, sliding, vision
+from tests.models.zoo import SLIDING, VOCABULARY, ZooModel, decoder, vision
 
 PIXTRAL = ("PixtralImageProcessorPil", {"size": {"longest_edge": 64}, "patch_size": {"height": 4, "width": 4}})
 
@@ -92,6 +92,7 @@ GEMMA4_IDS = {
 
 
 def gemma4(name: str, text: dict[str, Any], **changes: Any) -> ZooModel:
+    """Gemma 4 with ``text`` in its language model's configuration, and ``vision`` and other parts in the rest."""
     layers = ["sliding_attention", "sliding_attention", "full_attention"] * 2
     sizes: dict[str, Any] = {
         "num_hidden_layers": 6,
@@ -130,7 +131,7 @@ def gemma4(name: str, text: dict[str, Any], **changes: Any) -> ZooModel:
             **changes,
         },
         gains={"post_": 8.0},  # layer outputs outweigh the token's embedding, which tied weights would repeat forever
-        chunk_tokens=71,
+        chunk_tokens=71 if "use_bidirectional_attention" in text else 7,
     )
 
 
@@ -153,7 +154,7 @@ GEMMA4 = gemma4(
 )
 
 GEMMA4_MOE = gemma4(
-    "gemma4--moe",
+    "gemma4-moe",
     {
         "num_global_key_value_heads": 1,
         "attention_k_eq_v": True,
@@ -203,6 +204,7 @@ GEMMA4_UNIFIED = replace(
         **GEMMA4_IDS,
     },
     needs_torchvision=True,
+    chunk_tokens=71,
 )
 
 KIMI_K25 = ZooModel(
@@ -256,6 +258,23 @@ KIMI_K25 = ZooModel(
     needs_torchvision=True,
 )
 
+MINIMAX_M3_TEXT = decoder(
+    num_hidden_layers=4,
+    head_dim=16,
+    num_local_experts=8,
+    num_experts_per_tok=2,
+    intermediate_size=32,
+    dense_intermediate_size=96,
+    shared_intermediate_size=32,
+    rotary_dim=8,
+    index_n_heads=2,
+    index_head_dim=16,
+    index_block_size=8,
+    index_topk_blocks=2,
+    mlp_layer_types=["dense", "sparse", "sparse", "sparse"],
+    layer_types=["full_attention", *["minimax_m3_sparse"] * 3],
+)
+
 MINIMAX_M3_VL = ZooModel(
     name="minimax_m3_vl",
     target="]<]image[>[",
@@ -269,28 +288,20 @@ MINIMAX_M3_VL = ZooModel(
     },
     special=("]<]image[>[", "]<]video[>[", "]<]start of image[>[", "]<]end of image[>["),
     config={
-        "text_config": decoder(
-            num_hidden_layers=4,
-            head_dim=16,
-            num_local_experts=8,
-            num_experts_per_tok=2,
-            intermediate_size=32,
-            dense_intermediate_size=96,
-            shared_intermediate_size=32,
-            rotary_dim=8,
-            index_n_heads=2,
-            index_head_dim=16,
-            index_block_size=8,
-            index_topk_blocks=2,
-            mlp_layer_types=["dense", "sparse", "sparse", "sparse"],
-            layer_types=["full_attention", *["minimax_m3_sparse"] * 3],
-        ),
+        "text_config": MINIMAX_M3_TEXT,
         "vision_config": vision(image_size=64, patch_size=4),
         "image_token_index": "]<]image[>[",
         "video_token_index": "]<]video[>[",
         "projector_hidden_size": 64,
     },
     needs_torchvision=True,
+)
+
+MINIMAX_M3_VL_DENSE = replace(
+    MINIMAX_M3_VL,
+    name="minimax_m3_vl-dense",
+    seed=3,
+    config={**MINIMAX_M3_VL.config, "text_config": MINIMAX_M3_TEXT | {"layer_types": ["full_attention"] * 4}},
 )
 
 MUSE_GLIMMER = ZooModel(
@@ -306,7 +317,7 @@ MUSE_GLIMMER = ZooModel(
         *("<|vid_frame_separator|>", "<|vid_start|>", "<|vid_end|>"),
     ),
     config={
-        "text_config": decoder(**sliding(16), head_dim=16),
+        "text_config": decoder(**SLIDING, head_dim=16),
         "vision_config": vision(
             num_hidden_layers=4, patch_size=4, pos_emb_height=8, pos_emb_width=8, max_position_embeddings=64
         ),
@@ -414,6 +425,7 @@ ZOO = (
     GEMMA4_UNIFIED,
     KIMI_K25,
     MINIMAX_M3_VL,
+    MINIMAX_M3_VL_DENSE,
     MUSE_GLIMMER,
     NEMOTRON_H_OMNI,
     INKLING,

@@ -93,7 +93,7 @@ CHAMELEON = ZooModel(
     parts={"image_processor": ("ChameleonImageProcessorPil", {"size": {"shortest_edge": 32}, "crop_size": TILE})},
     options={"image_seq_length": 64},
     special=CHAMELEON_TOKENS,
-    names={"sep_token": "<reserved08706>"},
+    roles={"sep_token": "<reserved08706>"},
     config=decoder(num_key_value_heads=4)
     | {
         "vq_config": {

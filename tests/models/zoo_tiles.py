@@ -4,7 +4,7 @@ from typing import Any
 
 from tests.integration.families.harness import transformers
 from tests.models import zoo_clips, zoo_patches, zoo_runs
-from tests.models.zoo import TILE, VOCABULARY, ZooModel, decoder, places, sliding, vision
+from tests.models.zoo import SLIDING, TILE, VOCABULARY, ZooModel, decoder, places, vision
 
 PINPOINTS = [[32, 64], [64, 32], [64, 64], [96, 32], [32, 96]]
 
@@ -24,7 +24,7 @@ LLAMA4 = ZooModel(
     seed=1,
     target="<|image|>",
     processor_name="Llama4Processor",
-    parts={"image_processor": ("Llama4ImageProcessor", {"size": {"height": 32, "width": 32}, "max_patches": 4})},
+    parts={"image_processor": ("Llama4ImageProcessor", {"size": TILE, "max_patches": 4})},
     options={"patch_size": 8},
     special=(
         "<|image|>",
@@ -67,7 +67,7 @@ COHERE_TOKENS = {
     "img_line_break_token": "<|IMG_LINE_BREAK|>",
 }
 
-COHERE2 = decoder("cohere2", **sliding(16), logit_scale=0.25, tie_word_embeddings=True)
+COHERE2 = decoder("cohere2", **SLIDING, logit_scale=0.25, tie_word_embeddings=True)
 
 COHERE2_VISION = ZooModel(
     name="cohere2_vision",
@@ -76,7 +76,7 @@ COHERE2_VISION = ZooModel(
     parts={
         "image_processor": (
             "Cohere2VisionImageProcessor",
-            {"size": {"height": 32, "width": 32}, "max_patches": 4, "patch_size": 4},
+            {"size": TILE, "max_patches": 4, "patch_size": 4},
         )
     },
     named=COHERE_TOKENS,
@@ -97,9 +97,9 @@ MOLMO2 = ZooModel(
     parts={
         "image_processor": (
             "Molmo2ImageProcessor",
-            {"size": {"height": 32, "width": 32}, "patch_size": 4, "overlap_margins": [1, 1], "max_crops": 4},
+            {"size": TILE, "patch_size": 4, "overlap_margins": [1, 1], "max_crops": 4},
         ),
-        "video_processor": ("Molmo2VideoProcessor", {"size": {"height": 32, "width": 32}, "patch_size": 4}),
+        "video_processor": ("Molmo2VideoProcessor", {"size": TILE, "patch_size": 4}),
     },
     options={"use_single_crop_col_tokens": False},
     special=(
@@ -122,6 +122,7 @@ MOLMO2 = ZooModel(
         "frame_end_token_id": "<frame_end>",
     },
     needs_torchvision=True,
+    chunk_tokens=128,
 )
 
 PHI4_MULTIMODAL = ZooModel(
@@ -399,7 +400,7 @@ STEP3P7 = ZooModel(
     special=("<im_patch>", "<im_start>", "<im_end>", "<patch_start>", "<patch_end>", "<patch_newline>"),
     config={
         "text_config": decoder(
-            **sliding(16),
+            **SLIDING,
             head_dim=16,
             n_routed_experts=8,
             num_experts_per_tok=2,
