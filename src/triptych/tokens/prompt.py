@@ -9,7 +9,9 @@ from triptych.domain.chat import Message, TextPart
 from triptych.domain.media import MediaInfo, Modality
 from triptych.errors import ContextTooLong, InvalidRequest
 from triptych.families.base import Family, Placeholders, Prefixed, PromptReplacement, Span
+from triptych.families.generic import StartProcessing
 from triptych.families.model_files import BadModel, ModelFiles
+from triptych.families.processor_process import ProcessorProcess
 from triptych.families.registry import load_family
 from triptych.tokens.template import ChatTemplate, local_time
 from triptych.tokens.tokenizer import Tokenizer
@@ -49,9 +51,18 @@ class PromptBuilder:
         object.__setattr__(self, "_reserved", tuple(dict.fromkeys((*longest_first, *self.placeholders.values()))))
 
     @classmethod
-    def load(cls, files: ModelFiles, *, strftime_now: Callable[[str], str] = local_time) -> Self:
-        """Raises BadModel if a file is missing, or the files do not match."""
-        family = load_family(files)
+    def load(
+        cls,
+        files: ModelFiles,
+        *,
+        strftime_now: Callable[[str], str] = local_time,
+        process: StartProcessing = ProcessorProcess,
+    ) -> Self:
+        """``process`` loads the processor of a model without a family of its own.
+
+        Raises BadModel if a file is missing, or the files do not match.
+        """
+        family = load_family(files, process)
         tokenizer = Tokenizer.load(files)
         targets = {
             modality: "".join(_spelled(tokenizer, token_id) for token_id in token_ids)

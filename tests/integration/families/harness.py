@@ -30,6 +30,7 @@ from triptych.domain.media import MediaInfo, Modality, digest_of
 from triptych.domain.sampling import SamplingParams
 from triptych.engine.decoder.text_engine import TransformersTextEngine
 from triptych.engine.encoder import TransformersEncoderEngine
+from triptych.engine.families.item_processor import ItemProcessor
 from triptych.families.base import as_in_request
 from triptych.families.model_files import ModelFiles
 from triptych.tokens.prompt import PromptBuilder
@@ -60,6 +61,10 @@ class Item:
     def key(self) -> bytes:
         """Stands for the whole identity: there is one model and one processor here."""
         return self.info.digest + repr(self.info.options).encode()
+
+
+class Unclear(AssertionError):
+    """A reference of which rounding could change a token."""
 
 
 Question = tuple[str | Item, ...]
@@ -246,6 +251,11 @@ def encoder_process(device: str = "cpu") -> Iterator[Encode]:
 _engines: dict[str, TransformersEncoderEngine] = {}
 
 
+def encode_here(directory: Path, items: Sequence[Item]) -> list[Encoded]:
+    """``Encode`` in this process."""
+    return _encode(str(directory), list(items))
+
+
 def _encode(directory: str, items: list[Item], device: str = "cpu") -> list[Encoded]:
     """In the encoder process: all items in one batch."""
     if directory not in _engines:
@@ -276,7 +286,7 @@ class Case:
 
     @cached_property
     def builder(self) -> PromptBuilder:
-        return PromptBuilder.load(ModelFiles.load(self.directory))
+        return PromptBuilder.load(ModelFiles.load(self.directory), process=ItemProcessor)
 
     @cached_property
     def _whole(self) -> Any:
@@ -354,7 +364,8 @@ class Case:
         )
         best = torch.stack(out.logits)[:, 0].topk(2).values
         margin = float((best[:, 0] - best[:, 1]).min())
-        assert margin > self.margin, f"choose another seed: the reference is not clear ({margin:.1e})"
+        if margin <= self.margin:
+            raise Unclear(f"choose another seed: the reference is not clear ({margin:.1e})")
         tokens: list[int] = out.sequences[0, inputs["input_ids"].shape[1] :].tolist()
         return tokens
 

@@ -1,0 +1,57 @@
+"""Tiny models of the types that the generic family serves, one after the other. ``make test-models`` tries all; elsewhere a few are."""
+
+import json
+import os
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.families.harness import Case, TinyFamily, encode_here
+from tests.models import zoo_grids, zoo_tiles
+
+ZOO: dict[str, TinyFamily] = {tiny.name: tiny for tiny in (*zoo_grids.ZOO, *zoo_tiles.ZOO)}
+USUAL = ("qwen3_5", "granite4_vision", "hunyuan_vl", "minicpmv4_6", "moss_transcribe_diarize")
+"""Linear attention; rows for layers; a target of several tokens; places of items; audio."""
+EVERY = "TRIPTYCH_TEST_MODELS"
+"""Names the file in the environment to which results of all models are written."""
+WITHOUT = {
+    "chameleon": "the model gives its language model tokens",
+    "idefics2": "depends on what is around it",
+    "phi4_multimodal": "no language model apart",
+    "vibevoice_asr": "does not place rows",
+}
+"""Types that are refused at start, and a part of the reason."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "served" in metafunc.fixturenames:
+        every = [name for name in ZOO if name.partition("--")[0] not in WITHOUT]
+        chosen = every if os.environ.get(EVERY) else USUAL  # noqa: TID251  # whoever runs the tests chooses the part
+        metafunc.parametrize("served", chosen, indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
+def results() -> Iterator[dict[str, dict[str, Any]]]:
+    """What is known of each model after its tests, for the table of docs/models.md."""
+    found: dict[str, dict[str, Any]] = {}
+    yield found
+    if path := os.environ.get(EVERY):  # noqa: TID251
+        known = json.loads(Path(path).read_text()) if Path(path).exists() else {}
+        Path(path).write_text(json.dumps(known | found, indent=1, sort_keys=True) + "\n")
+
+
+@pytest.fixture(scope="session")
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    """All tests of one model come together, as it is made once."""
+    return made(request.param, tmp_path_factory.mktemp("model"))
+
+
+def made(name: str, directory: Path) -> Case:
+    tiny = ZOO[name]
+    if getattr(tiny, "needs_torchvision", False) and find_spec("torchvision") is None:
+        pytest.skip(f"NOT TESTED: the processor of {name} needs torchvision; make test-models")
+    tiny.make(directory)
+    return Case(tiny, directory, encode_here)
