@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
+from triptych.engine.families.here import process_here
 from triptych.rpc import instance
 from triptych.rpc.app import RpcApp
 from triptych.rpc.encoder import SERVICE_NAME, EncoderServicer
@@ -31,7 +32,7 @@ async def app(
     async with AsyncExitStack() as stack:
         world = await stack.enter_async_context(real_world("encoder", identity.instance_id, identity.epoch))
         compute = world.threads(1, name="encoder-compute")
-        checkpoint = await compute.run(checkpoint_of, settings)
+        checkpoint = await compute.run(checkpoint_of, settings, process_here)
         settings, engine = await stack.enter_async_context(loaded(settings, world, checkpoint, compute=compute))
         record = EncoderRecord(metrics)
         data_plane = identity.data_plane(settings, world.scope, record.transport_reset)

@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from triptych.domain.stage import Stage
+from triptych.engine.families.here import process_here
 from triptych.rpc import encoder as encoder_rpc
 from triptych.rpc import instance as instance_rpc
 from triptych.rpc.app import RpcApp
@@ -44,7 +45,7 @@ async def app(settings: TextSettings, telemetry: Telemetry | None = None) -> Asy
     async with AsyncExitStack() as stack:
         world = await stack.enter_async_context(real_world("text", identity.instance_id, identity.epoch))
         threads = engine_threads(settings, world)
-        checkpoint = await threads.text.run(checkpoint_of, settings)
+        checkpoint = await threads.text.run(checkpoint_of, settings, process_here)
         encoder = None
         if settings.widest.serves(Stage.ENCODE):
             from . import encoder_part  # imports the encoder service, which other roles do without

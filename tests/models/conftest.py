@@ -20,7 +20,7 @@ EVERY = "TRIPTYCH_TEST_MODELS"
 WITHOUT = {
     "chameleon": "the model gives its language model tokens",
     "idefics2": "depends on what is around it",
-    "phi4_multimodal": "no language model apart",
+    "phi4_multimodal": "no placeholders",
     "vibevoice_asr": "does not place rows",
 }
 """Types that are refused at start, and a part of the reason."""

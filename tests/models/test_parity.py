@@ -19,7 +19,8 @@ from triptych.engine.decoder.packed_runner import PackedModelRunner
 from triptych.engine.decoder.setup import KvOptions
 from triptych.families.model_files import BadModel
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore:__array__ implementation")]
+"""Processors of GLM and ERNIE give arrays of tensors to numpy."""
 
 ANSWER_TOKENS = 20
 AT_ONCE = 16
@@ -34,12 +35,13 @@ def questions(case: Case, count: int) -> dict[str, Question]:
 
 
 def clear_question(case: Case, seed: int, items: int) -> Question:
-    """The first question of some seeds whose answer by ``generate`` is clear."""
+    """The first question of some seeds whose answer by ``generate`` is clear, and has no placeholder."""
     for attempt in range(ATTEMPTS):
         question = case.question(seed + AT_ONCE * attempt, items)
         with suppress(Unclear):
-            case.answer(question, ANSWER_TOKENS)
-            return question
+            # Models may embed a placeholder that they generate otherwise. Published ones do not generate any.
+            if not case.builder.family.placeholder_ids.intersection(case.answer(question, ANSWER_TOKENS)):
+                return question
     raise AssertionError("no question has a clear answer")
 
 
@@ -71,11 +73,7 @@ def test_sixteen_at_once(served: Case, results: dict[str, dict[str, Any]]) -> No
     for name, question in asked.items():
         engine.add(served.request(name, question, ANSWER_TOKENS))
         outputs += engine.step() if name == "r3" else ()
-    found = finish(engine)
-    expected = answers(served, asked)
-    assert {name: tokens[-8:] for name, tokens in found.items()} == {
-        name: tokens[-8:] for name, tokens in expected.items()
-    }
+    assert finish(engine, outputs) == answers(served, asked)
     results.setdefault(served.tiny.name, {})["at_once"] = AT_ONCE
 
 

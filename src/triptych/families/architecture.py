@@ -20,7 +20,7 @@ from triptych.families.encoders import Encoder, encoder_of
 from triptych.families.fields import integer, section, square
 from triptych.families.language_models import language_model
 from triptych.families.model_files import BadModel, Json, ModelFiles
-from triptych.families.registry import load_family
+from triptych.families.registry import written_family
 
 _TEXT_TYPES: Mapping[str, str] = {
     "gemma3": "gemma3_text",
@@ -48,7 +48,7 @@ class Architecture:
     def load(cls, files: ModelFiles) -> Self:
         """Raises BadModel. Where there is only ``config.json``, processors are taken to be those that fit the encoder."""
         try:
-            family = load_family(with_usual_processors(files))
+            family = written_family(with_usual_processors(files))
             return cls(family, _decoder(files), encoder_of(family, files.config))
         except BadModel:
             raise

@@ -38,19 +38,31 @@ FAMILIES: Mapping[str, type[WrittenFamily]] = {
 """Families by ``model_type`` of ``config.json``."""
 
 
-def load_family(files: ModelFiles, process: StartProcessing = ProcessorProcess) -> Family:
-    """The family of a model directory; ``process`` loads the processor of a model without a family of its own.
-
-    Raises BadModel for an architecture that is not in transformers either, or is not complete there.
-    """
+def written_family(files: ModelFiles) -> Family:
+    """The family here of a model directory. Raises BadModel for an architecture without one."""
     family = FAMILIES.get(files.model_type)
-    if family is not None:
-        return family.load(files)
+    if family is None:
+        raise BadModel(_unknown(files))
+    return family.load(files)
+
+
+def load_family(files: ModelFiles, process: StartProcessing = ProcessorProcess) -> Family:
+    """The family of a model directory; ``process`` loads the processor of a model without a family here.
+
+    Raises BadModel for an architecture that transformers does not know either, or of which its processor says too little.
+    """
+    if files.model_type in FAMILIES:
+        return written_family(files)
     try:
         return GenericFamily(process(files))
     except BadModel as error:
-        own_code = "; the code in its directory (auto_map) is not run" if files.config.get("auto_map") else ""
-        raise BadModel(
-            f"model_type {files.model_type!r} has no family here ({', '.join(sorted(FAMILIES))}), and transformers does not "
-            f"suffice{own_code}: {error}. docs/adding_a_family.md shows how to write one"
-        ) from error
+        raise BadModel(f"{_unknown(files)}. Nor can its processor in transformers serve it: {error}") from error
+
+
+def _unknown(files: ModelFiles) -> str:
+    own_code = "; the code in its directory (auto_map) is not run" if files.config.get("auto_map") else ""
+    return (
+        f"model_type {files.model_type!r} is not known{own_code}; known are: {', '.join(sorted(FAMILIES))}. To add one, write "
+        "a class that satisfies triptych.families.base.Family and name it in triptych.families.registry.FAMILIES, as "
+        "docs/adding_a_family.md shows"
+    )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import grpc.aio
 
 from triptych.engine.checkpoint import Checkpoint, open_checkpoint
+from triptych.families.generic import StartProcessing
 from triptych.families.model_files import BadModel
 from triptych.rpc.app import server_of
 from triptych.rpc.data_plane import ProcessDataPlane
@@ -56,9 +57,9 @@ class InstanceIdentity:
         return server_of(settings, tuple(servicers), register, telemetry=self.telemetry, tls=self.tls)
 
 
-def checkpoint_of(settings: InstanceSettings) -> Checkpoint:
-    """The checkpoint of the settings. Blocks. Raises CannotStart."""
+def checkpoint_of(settings: InstanceSettings, process: StartProcessing) -> Checkpoint:
+    """The checkpoint of the settings; ``process`` is as in ``open_checkpoint``. Blocks. Raises CannotStart."""
     try:
-        return open_checkpoint(model_directory(settings.model))
+        return open_checkpoint(model_directory(settings.model), process)
     except BadModel as error:
         raise CannotStart(str(error)) from None

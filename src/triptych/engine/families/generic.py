@@ -348,14 +348,14 @@ class GenericDecoder:
             rows=rows,
             positions=positions,
             next_position=None if positions is None else int(positions.max()) + 1,
-            indivisible=0 if self._is_packable else len(token_ids),
+            indivisible=len(token_ids),
             extra=_Prompt({} if self._is_packable else _without_plain_mask(called), layers),
         )
 
     def inputs(self, parts: Sequence[ForwardPart], rows: int) -> Mapping[str, Any]:
         found: dict[str, Any] = self._layers(parts, rows)
         for part in parts:  # one, where there is more than layers
-            if part.plan.indivisible and part.first == 0:
+            if part.first == 0 and not self._is_packable:
                 found |= part.plan.extra.whole
             elif self._by_token:
                 ids = torch.tensor([list(part.token_ids)], device=self._device)

@@ -34,7 +34,7 @@ _WIDTH, _HEIGHT, _SAMPLES = 200, 96, 16_000
 """Size of the item that is processed at start."""
 _LARGE = 4
 """How much larger an item is that may be cut into parts."""
-_PLACEHOLDER = re.compile(r"(image|audio)_token_(id|index)$|^image_patch_id$|^visual_indicator_token_ids$")
+_PLACEHOLDER = re.compile(r"(image|video|audio)_token_(id|index)$|^image_patch_id$|^visual_indicator_token_ids$")
 """Names of placeholders in configurations."""
 _WIDE = {torch.int64: torch.int32}
 """Data types that extras are transferred in, where another one than their own."""

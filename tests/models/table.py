@@ -1,0 +1,55 @@
+"""Writes the table of tested models into docs/models.md from results of ``make test-models``: ``python -m tests.models.table FILE``;
+with ``--check`` it compares them.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+BEGIN, END = "<!-- Written by tests/models/table.py; `make test-models` compares. -->", "<!-- End of the table. -->"
+HEADS = ("model_type", "media", "passes", "P and D apart", "needs torchvision")
+
+
+def table(results: Mapping[str, Mapping[str, Any]]) -> str:
+    """One row for each model type; variants of a type, which follow two dashes, share their type's."""
+    types = {name: known for name, known in sorted(results.items()) if "--" not in name and "passes" in known}
+    rows = [
+        (
+            f"`{name}`",
+            ", ".join(known["media"]),
+            known["passes"],
+            "yes" if known["transfers"] else "no",
+            "yes" if known["torchvision"] else "",
+        )
+        for name, known in types.items()
+    ]
+    releases = ", ".join(sorted({known["transformers"] for known in types.values()}))
+    lines = [f"{len(types)} types, with `transformers` {releases}:", ""]
+    lines += ["| " + " | ".join(row) + " |" for row in (HEADS, ("---",) * len(HEADS), *rows)]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.models.table", description="Write the table of tested models."
+    )
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--check", action="store_true", help="fail if the page has another table")
+    chosen = parser.parse_args()
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    after = rest.partition(END)[2]
+    page = f"{before}{BEGIN}\n\n{table(json.loads(chosen.results.read_text()))}\n\n{END}{after}"
+    if not chosen.check:
+        PAGE.write_text(page)
+    elif PAGE.read_text() != page:
+        sys.stderr.write("docs/models.md has another table of models: run python -m tests.models.table\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
