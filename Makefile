@@ -29,7 +29,7 @@ export PYTHON TORCH
 # Tests start hundreds of processes, each of which would compile every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo demo-burst check test test-all test-compose test-compose-quick test-vllm test-vllm-quick test-transformers soak mutants papers lint format dashboards lock proto bench vllm-environment vllm-client model clean
+.PHONY: help setup demo demo-burst check test test-all test-compose test-compose-quick test-vllm test-vllm-quick test-transformers test-models soak mutants papers lint format dashboards lock proto bench vllm-environment vllm-client model clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 19
@@ -64,6 +64,12 @@ test-compose: $(STAMP)  ## Build the images and run docker-compose.yml; as root 
 
 test-compose-quick: $(STAMP)  ## The part of it that continuous integration runs: healthy, a question, a killed encoder
 	TRIPTYCH_TEST_COMPOSE=$${TRIPTYCH_TEST_COMPOSE:-1} $(BIN)/python -m pytest -s --durations=10 -m "not extended" $(PYTEST_ARGS) tests/compose
+
+test-models: $(STAMP)  ## Test tiny models of every type that the generic family serves, and the table in docs/models.md
+	rm -f build/models.json
+	PYTHONPATH=$$(scripts/torchvision.sh $(BIN)/python) TRIPTYCH_TEST_MODELS=$(CURDIR)/build/models.json \
+		$(PYTEST) $(FEWER) -rs --durations=10 tests/models
+	$(BIN)/python -m tests.models.table build/models.json --check
 
 test-vllm:  ## Test with vLLM as the engine, on a CPU, in an environment of its own (see vllm-environment)
 	$$(scripts/vllm_environment.sh) -m pytest $(VLLM_TESTS) $(PYTEST_ARGS)

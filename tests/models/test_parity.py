@@ -40,7 +40,7 @@ def clear_question(case: Case, seed: int, items: int) -> Question:
         question = case.question(seed + AT_ONCE * attempt, items)
         with suppress(Unclear):
             # Models may embed a placeholder that they generate otherwise. Published ones do not generate any.
-            if not case.builder.family.placeholder_ids.intersection(case.answer(question, ANSWER_TOKENS)):
+            if case.builder.family.placeholder_ids.isdisjoint(case.answer(question, ANSWER_TOKENS)):
                 return question
     raise AssertionError("no question has a clear answer")
 

@@ -17,9 +17,9 @@ from triptych.domain.stage import ModelPart
 from triptych.families.base import Family
 from triptych.families.generic import StartProcessing
 from triptych.families.model_files import DEFAULT_TEMPLATE, TOOLS_TEMPLATE, BadModel, ModelFiles
-from triptych.families.processor_process import ProcessorProcess
 from triptych.families.registry import load_family
 from triptych.files import read_json
+from triptych.tokens.processor_process import ProcessorProcess
 
 DTYPES: Mapping[str, DType] = {"float32": DType.F32, "float16": DType.F16, "bfloat16": DType.BF16}
 """Data types that a model can run in, by their names in settings."""

@@ -13,7 +13,6 @@ from triptych.families.llava_next import LlavaNext
 from triptych.families.llava_onevision import LlavaOneVision
 from triptych.families.mllama import Mllama
 from triptych.families.model_files import BadModel, ModelFiles
-from triptych.families.processor_process import ProcessorProcess
 from triptych.families.qwen2_audio import Qwen2Audio
 from triptych.families.qwen2_vl import Qwen2VL
 from triptych.families.qwen3_vl import Qwen3VL
@@ -46,7 +45,7 @@ def written_family(files: ModelFiles) -> Family:
     return family.load(files)
 
 
-def load_family(files: ModelFiles, process: StartProcessing = ProcessorProcess) -> Family:
+def load_family(files: ModelFiles, process: StartProcessing) -> Family:
     """The family of a model directory; ``process`` loads the processor of a model without a family here.
 
     Raises BadModel for an architecture that transformers does not know either, or of which its processor says too little.

@@ -11,8 +11,8 @@ from triptych.errors import ContextTooLong, InvalidRequest
 from triptych.families.base import Family, Placeholders, Prefixed, PromptReplacement, Span
 from triptych.families.generic import StartProcessing
 from triptych.families.model_files import BadModel, ModelFiles
-from triptych.families.processor_process import ProcessorProcess
 from triptych.families.registry import load_family
+from triptych.tokens.processor_process import ProcessorProcess
 from triptych.tokens.template import ChatTemplate, local_time
 from triptych.tokens.tokenizer import Tokenizer
 

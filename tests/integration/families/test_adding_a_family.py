@@ -10,7 +10,7 @@ from tests.integration.families import harness
 from tests.integration.families.harness import Case, finish
 from triptych.engine.families.registry import ADAPTERS
 from triptych.families.model_files import BadModel, ModelFiles
-from triptych.families.registry import FAMILIES, load_family
+from triptych.families.registry import FAMILIES, written_family
 
 PAGE = Path(__file__).parents[3] / "docs" / "adding_a_family.md"
 ANSWER_TOKENS = 8
@@ -42,7 +42,7 @@ def test_the_example_answers_as_generate_does(example: dict[str, Any], tmp_path:
 def test_the_error_for_an_unknown_family_links_to_the_page(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "vipllava"}')
     with pytest.raises(BadModel, match=r"docs/adding_a_family\.md") as caught:
-        load_family(ModelFiles.load(tmp_path))
+        written_family(ModelFiles.load(tmp_path))
     assert PAGE.is_file()
     assert "triptych.families.registry.FAMILIES" in str(caught.value)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from triptych.families.model_files import MAX_CONFIG_BYTES, BadModel, ModelFiles
-from triptych.families.registry import load_family
+from triptych.families.registry import written_family
 
 
 def write(root: Path, **files: object) -> Path:
@@ -83,7 +83,7 @@ def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
 def test_the_error_for_an_unknown_architecture_lists_the_known_ones(tmp_path: Path) -> None:
     files = ModelFiles.load(write(tmp_path, config={"model_type": "qwen9"}))
     with pytest.raises(BadModel, match=r"'qwen9' is not known; known are: .*\bllava\b.*\. To add one, write a class"):
-        load_family(files)
+        written_family(files)
 
 
 def test_a_template_for_tools_is_found_beside_the_default_one(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from triptych.families.model_files import BadModel, Json, ModelFiles
 from triptych.families.qwen2_vl import Qwen2VL
 from triptych.families.qwen3_vl import Qwen3VL
 from triptych.families.qwen_vision import Grid
-from triptych.families.registry import load_family
+from triptych.families.registry import written_family
 
 _image_processor: Any = Qwen2VLImageProcessorPil  # transformers leaves these untyped
 _processor3: Any = Qwen3VLProcessor
@@ -89,7 +89,7 @@ sides = st.integers(1, 4000)
 lengths = st.integers(2, 4000)
 rates = st.sampled_from([0.5, 12, 24, 29.97, 60])
 PUBLISHED = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
-FAMILIES = {name: load_family(model) for name, model in VARIANTS.items()}
+FAMILIES = {name: written_family(model) for name, model in VARIANTS.items()}
 
 
 def family_of(name: str) -> Qwen2VL | Qwen3VL:
@@ -259,7 +259,7 @@ def test_missing_values_of_published_files_have_defaults(model_type: str) -> Non
     hidden = 4096 if model_type == "qwen3_vl" else 8192
     model = files(model_type, vision={wide: hidden})
     bare = {name: value for name, value in model.config.items() if name in ("model_type", "vision_config")}
-    family = load_family(replace(model, config=bare))
+    family = written_family(replace(model, config=bare))
     assert (family.model_type, family.hidden_size) == (model_type, hidden)
     assert family.context_length == (128000 if model_type == "qwen3_vl" else 32768)
     assert family.placeholder_ids == {IMAGE_ID, VIDEO_ID}
@@ -289,7 +289,7 @@ def test_missing_values_of_published_files_have_defaults(model_type: str) -> Non
 )
 def test_contradictory_configurations_are_refused(model: ModelFiles, message: str) -> None:
     with pytest.raises(BadModel, match=message):
-        load_family(model)
+        written_family(model)
 
 
 @pytest.mark.parametrize("name", sorted(VARIANTS))

@@ -56,10 +56,10 @@ class PerSequenceModelRunner:
         found: list[tuple[int, ...]] = []
         for layer in self._caches[sequence_id].layers:
             keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
-            is_attention = (
-                isinstance(keys, torch.Tensor) and isinstance(values, torch.Tensor) and keys.dim() == _KEY_DIMS
-            )
-            found.append((keys.shape[1], keys.shape[3], values.shape[3]) if is_attention else ())
+            if isinstance(keys, torch.Tensor) and isinstance(values, torch.Tensor) and keys.dim() == _KEY_DIMS:
+                found.append((keys.shape[1], keys.shape[3], values.shape[3]))
+            else:
+                found.append(())
         return found
 
     def run(self, inputs: Sequence[ForwardInput]) -> list[Result]:

@@ -1,6 +1,6 @@
 """Process of a model's processor: ``python -m triptych.engine.families.processor_server DIRECTORY``.
 
-Started by ``families.processor_process``. It answers lines of JSON, in order, until its input ends.
+Started by ``tokens.processor_process``. It answers lines of JSON, in order, until its input ends.
 """
 
 import json
@@ -11,7 +11,7 @@ from typing import Any
 
 from triptych.errors import InvalidMedia
 from triptych.families.model_files import BadModel, ModelFiles
-from triptych.families.processor_process import read_blank, written_facts, written_processed
+from triptych.tokens.processor_process import read_blank, written_facts, written_processed
 
 
 def main(directory: str) -> None:

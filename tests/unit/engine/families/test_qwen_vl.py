@@ -27,7 +27,7 @@ from triptych.errors import InvalidMedia, InvalidRequest
 from triptych.families.base import Placeholders
 from triptych.families.model_files import ModelFiles
 from triptych.families.qwen_vision import ROTARY
-from triptych.families.registry import load_family
+from triptych.families.registry import written_family
 from triptych.media.sniff import MediaLimits, inspect_media
 from triptych.testing import clips, media
 
@@ -60,7 +60,7 @@ def checkpoint(model_type: str) -> Any:
         chat_template=None,
         video_processor={"patch_size": side, **PIXELS},
     )
-    return SimpleNamespace(files=files, family=load_family(files))
+    return SimpleNamespace(files=files, family=written_family(files))
 
 
 def encoder(model_type: str) -> QwenEncoder:

@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Put torchvision beside the environment, for tests of models whose processors need it, and print its folder: `make test-models`.
+# It is not in the environment, where transformers would take its image processors in place of those on Pillow.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=${1:?the interpreter}
+release=torchvision==0.28.0
+folder=build/torchvision
+if [ "$(cat "$folder/.installed" 2>/dev/null)" != "$release" ]; then
+  rm -rf "$folder"
+  "$python" -m pip --disable-pip-version-check --quiet install --no-deps --target "$folder" "$release" >&2
+  cat scripts/torchvision_operators.txt >>"$folder/torchvision/extension.py"
+  echo "$release" >"$folder/.installed"
+fi
+echo "$PWD/$folder"
