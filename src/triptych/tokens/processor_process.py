@@ -6,6 +6,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from triptych.domain.embedding import DType, TensorSpec
@@ -82,7 +83,8 @@ def _end(child: "subprocess.Popen[str]") -> None:
     child.wait()
     for pipe in (child.stdin, child.stdout):
         if pipe is not None:
-            pipe.close()
+            with suppress(OSError):  # what was written may not have been read
+                pipe.close()
 
 
 def written_facts(facts: ModelFacts) -> dict[str, Any]:
