@@ -3,8 +3,8 @@
 A cluster of an encoder and a text instance gets requests of three kinds (text and a token, text and a longer answer, an image and a token), one at a
 time, then eight together. One that prefills and decodes apart gets texts and a token, or two: those are transferred. The CPU time of each process, but
 for what idle ones take and what the profile has for the engine, is divided among requests, items, messages, steps, sequences and transfers of keys and
-values. How much slower a core is while the other works too is seen from an item at an encoder, from a prompt at an instance that only prefills, and
-from steps of one that only decodes: each alone, and beside the others.
+values. How much slower passes are beside decodes is seen from an item at an encoder and from a prompt at an instance that only prefills, each alone and
+while another instance decodes; how much slower decodes are beside passes, from steps of one that only decodes.
 """
 
 import asyncio
@@ -102,16 +102,20 @@ class Calibration:
     """By kind of process."""
 
     @property
-    def shared_speed(self) -> float:
-        """Speed of cores that work together (``Host``): the mean of the kinds of processes; 1 if none was measured."""
-        return min(1.0, statistics.fmean(slowed.speed for slowed in self.slowed.values())) if self.slowed else 1.0
+    def pass_speed(self) -> float:
+        """As in ``Host``: the mean of prompts and items; 1 if neither was measured."""
+        speeds = [slowed.speed for process, slowed in self.slowed.items() if process != DECODE]
+        return min(1.0, statistics.fmean(speeds)) if speeds else 1.0
+
+    @property
+    def decode_speed(self) -> float:
+        """As in ``Host``; 1 if it was not measured."""
+        return min(1.0, self.slowed[DECODE].speed) if DECODE in self.slowed else 1.0
 
     def host(self, profiles: Mapping[ModelPart, Profile], image: Item, cores: int) -> Host:
         """For the simulator. ``image``: the items of the kinds that have one."""
         decoder, encoder = Costs(profiles[ModelPart.DECODER]), Costs(profiles[ModelPart.ENCODER])
-        alone, together = (
-            _Kinds(self.taken, self.shared_speed, decoder, encoder, image, number) for number in (1, TOGETHER)
-        )
+        alone, together = (_Kinds(self.taken, decoder, encoder, image, number) for number in (1, TOGETHER))
         more = together.sequences - alone.sequences
         sequence_s = max(0.0, (together.step_s - alone.step_s) / more) if more > 0 else 0.0
         step_s = max(0.0, alone.step_s - alone.sequences * sequence_s)
@@ -145,7 +149,8 @@ class Calibration:
         )
         return Host(
             cores=cores - sum(self.idle_cores.values()),
-            shared_speed=self.shared_speed,
+            pass_speed=self.pass_speed,
+            decode_speed=self.decode_speed,
             client=front(CLIENT),
             gateway=front(GATEWAY),
             router=front(ROUTER),
@@ -162,7 +167,6 @@ class _Kinds:
     """The kinds of requests that came alone, or so many ``together``: what each part of a request took on average."""
 
     taken: Mapping[str, Taken]
-    shared_speed: float
     decoder: Costs
     encoder: Costs
     image: Item
@@ -172,13 +176,6 @@ class _Kinds:
         return self.taken[kind if self.together == 1 else f"{kind}s"]
 
     def message_s(self, process: str) -> float:
-        """CPU time of a message on a core alone, seconds. Messages pass while the text instance makes the next step, and slow it."""
-        taken_s = self._message_s(process)
-        if process != TEXT:
-            return self.shared_speed * taken_s
-        return taken_s - (1 - self.shared_speed) * sum(map(self._message_s, (CLIENT, GATEWAY, ROUTER)))
-
-    def _message_s(self, process: str) -> float:
         return (self._of("answer").cpu_s[process] - self._of("text").cpu_s[process]) / (ANSWER - 1)
 
     def request_s(self, process: str) -> float:

@@ -153,10 +153,9 @@ def test_prompts_have_the_tokens_of_the_texts_that_are_sent() -> None:
 
 
 @pytest.mark.parametrize("joined", [2, TOGETHER])
-@pytest.mark.parametrize("speed", [1.0, 0.8])
-def test_what_a_calibration_measured_is_divided_among_requests_messages_and_steps(joined: int, speed: float) -> None:
+def test_what_a_calibration_measured_is_divided_among_requests_messages_and_steps(joined: int) -> None:
     """Made of known costs, and with nothing for what comes together but the first: these costs come out again, however many
-    requests ``joined`` in a step, and however slow cores are that work together.
+    requests ``joined`` in a step.
     """
     prefill_s, decode_s, step_s, sequence_s, request_s, message_s = 0.003, 0.002, 0.0015, 0.0003, 0.004, 0.0002
     export_s, import_s, switch_s, waited = 0.003, 0.002, 0.001, 0.6
@@ -165,10 +164,9 @@ def test_what_a_calibration_measured_is_divided_among_requests_messages_and_step
 
     def taken(kind: str, tokens: int, together: int) -> Taken:
         size = 1 if together == 1 else joined
-        slower_s = (tokens - 1) * message_s * (1 / speed - 1)
-        front_s = (request_s + tokens * message_s + slower_s) / together
+        front_s = (request_s + tokens * message_s) / together
         passes_s = (decode_s + 0.0001 * 10 * size + (tokens - 1) * decode_s) / size
-        text_s = passes_s + tokens * (step_s / size + sequence_s) + (request_s + 3 * slower_s) / together
+        text_s = passes_s + tokens * (step_s / size + sequence_s) + request_s / together
         front = dict.fromkeys(("client", "gateway", "router"), front_s)
         cpu_s = front | {"text": text_s, "encoder": 0.0, "prefill": 0.0, "decode": 0.0, "others": 0.0}
         passes, tpot_s = {"text": tokens / size, "encoder": 1 / size, "decode": 2 / size}, 0.0
@@ -186,10 +184,11 @@ def test_what_a_calibration_measured_is_divided_among_requests_messages_and_step
         for together in (1, TOGETHER)
     }
     profiles = {ModelPart.DECODER: decoder, ModelPart.ENCODER: encoder}
-    slowed = {"encoder": Slowed(0.02, 0.02 / speed)}
+    slowed = {"encoder": Slowed(0.02, 0.025), "prefill": Slowed(0.04, 0.04), "decode": Slowed(0.009, 0.01)}
     host = Calibration({"client": 0.05}, measured, slowed).host(profiles, Item(16, 1000, 10_000), 2)
     assert host.cores == pytest.approx(1.95)
-    assert host.shared_speed == pytest.approx(speed)
+    assert host.pass_speed == pytest.approx(0.9), "the mean of items and prompts beside decodes"
+    assert host.decode_speed == pytest.approx(0.9)
     assert host.router.message.alone_s == pytest.approx(message_s)
     assert host.router.message.together_s == pytest.approx(0.0, abs=1e-9)
     assert host.router.request.alone_s + host.router.end.alone_s == pytest.approx(request_s)
@@ -205,7 +204,7 @@ def test_what_a_calibration_measured_is_divided_among_requests_messages_and_step
     without = {kind: known for kind, known in measured.items() if not kind.startswith(("first", "transfer"))}
     unmeasured = Calibration({}, without).host(profiles, Item(16, 1000, 10_000), 2)
     assert (unmeasured.text.export, unmeasured.text.transfer) == (Cost(), Cost())
-    assert unmeasured.shared_speed == 1.0
+    assert (unmeasured.pass_speed, unmeasured.decode_speed) == (1.0, 1.0)
 
 
 def test_the_benchmark_predicts_and_runs_the_same_requests(tmp_path: Path) -> None:

@@ -83,7 +83,10 @@ class Costs:
         An engine makes one pass for all, which reads the weights once. So it takes as long as one prompt with as many rows
         as all have together, and what is beyond products: attention to cached tokens, and what decode steps take more than
         a prompt of as many rows, or than with the least context. It is never longer than the parts one after the other.
+        One new token after cached ones is a decode: an answer that goes on after another instance.
         """
+        if prompts and "decode" in self._surfaces:
+            decodes, mean_context, prompts = _with_lone_tokens(decodes, mean_context, prompts)
         parts = [self.prefill_s(new_tokens, cached_tokens) for new_tokens, cached_tokens in prompts]
         if prompts:
             parts.append(self.prefill_s(decodes + sum(new_tokens for new_tokens, _ in prompts)))
@@ -94,6 +97,8 @@ class Costs:
 
     def step_seconds(self, decodes: float, mean_context: float, prompts: Sequence[tuple[float, float]] = ()) -> float:
         """The value of ``step_s``, without its warnings."""
+        if prompts and "decode" in self._surfaces:
+            decodes, mean_context, prompts = _with_lone_tokens(decodes, mean_context, prompts)
         decode_s = self._value("decode", mean_context, decodes) if decodes else 0.0
         if not prompts:
             return decode_s
@@ -228,6 +233,18 @@ def disturbances(profile: Profile) -> tuple[str, ...]:
         if row.median > _INCONSISTENT
     ]
     return tuple(signs)
+
+
+def _with_lone_tokens(
+    decodes: float, mean_context: float, prompts: Sequence[tuple[float, float]]
+) -> tuple[float, float, Sequence[tuple[float, float]]]:
+    """The same step, in which each prompt of one token after cached ones is a decode."""
+    contexts = [cached_tokens for new_tokens, cached_tokens in prompts if cached_tokens and new_tokens == 1]
+    if not contexts:
+        return decodes, mean_context, prompts
+    number = decodes + len(contexts)
+    others = [(new_tokens, cached_tokens) for new_tokens, cached_tokens in prompts if new_tokens != 1 or not cached_tokens]
+    return number, (decodes * mean_context + sum(contexts)) / number, others
 
 
 def _faults(profile: Profile) -> frozenset[CostWarning]:

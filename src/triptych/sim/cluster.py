@@ -12,6 +12,7 @@ from typing import Any
 from triptych import ports
 from triptych.domain.embedding import Ticket
 from triptych.domain.instance import InstanceLoad, ServedPart
+from triptych.domain.kv_segment import KV
 from triptych.domain.membership import MemberKind
 from triptych.domain.pool import Registration
 from triptych.domain.scaling import PoolName
@@ -332,6 +333,8 @@ class SimCluster:
         return self._devices[instance]
 
     async def _before_pull(self, reader: str, ticket: Ticket) -> None:
+        if self.cores is not None and ticket.tensors[0].name != KV:
+            await self.cores.run_in_loop(reader, self.host.text.item)
         if ticket.holder == reader:
             return
         began_s = self.now_s

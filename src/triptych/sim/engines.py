@@ -14,7 +14,7 @@ from triptych.engine.delay import DelayEncoderEngine, DelayTextEngine, Work
 from triptych.families.base import Family
 from triptych.machine.text.counted_batch import CountedSequence, CountedStep
 from triptych.policy.costs import Costs
-from triptych.virtual.offload import billed_s, spend
+from triptych.virtual.offload import Kind, billed_s, does, spend
 
 from .host import EncoderCosts, TextCosts
 from .memory import zeros
@@ -127,6 +127,7 @@ class SimEncoderEngine(DelayEncoderEngine):
         super().__init__(model, family, costs, sleep=spend, bytes_per_pixel=bytes_per_pixel)
 
     def _spend(self, work: Work, seconds: float, size: int) -> None:
+        does(Kind.PASS)
         self._activity.spend(work, seconds, size)
         if work == "prepare":
             self._activity.spend("beside", self._beside.item.s(alone=self._activity.is_idle), 1)
@@ -160,13 +161,14 @@ class SimTextEngine(DelayTextEngine):
     def add(self, request: EngineRequest) -> None:
         costs, alone = self._beside, not self.has_work
         super().add(request)
-        cost = costs.request + costs.item.times(len(request.embeddings))
+        cost = costs.request
         if request.arriving:
             cost += costs.transfer
             self._afterwards(costs.transfer_end.s(alone=alone))
         self._spend("beside", cost.s(alone=alone), 0)
 
     def _run(self, step: CountedStep[Any]) -> list[EngineOutput]:
+        does(Kind.PASS if any(tokens > 1 for tokens, _ in step.prompts) else Kind.DECODE)
         outputs = super()._run(step)
         if sequences := step.decodes + len(step.prompts):
             self._spend("beside", self._beside.step_s + sequences * self._beside.sequence_s, sequences)

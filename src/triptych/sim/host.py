@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, fields
 from math import ceil, isfinite
 from typing import Any, Self
 
+from triptych.virtual.offload import Kind
+
 _INSTANT_S = 2e-9
 """Timers are as much too early."""
 
@@ -58,12 +60,12 @@ class FrontCosts:
 
 @dataclass(frozen=True, slots=True)
 class TextCosts:
-    """Of a text instance, beside what its engine's profile has. No step runs meanwhile."""
+    """Of a text instance, beside what its engine's profile has. But for items no step runs meanwhile."""
 
     request: Cost = NOTHING
     """Alone: the engine has no other."""
     item: Cost = NOTHING
-    """More for each item of a request."""
+    """To take in an embedding, in the instance's event loop. Steps run meanwhile."""
     end: Cost = NOTHING
     """More for a request at its end."""
     export: Cost = NOTHING
@@ -97,8 +99,12 @@ class Host:
     """How long a piece of work keeps a core for which others wait. Linux lets it for up to 1.4 ms (on two cores), but services' threads wait
     for each other more often; the default fits a service beside two engines.
     """
-    shared_speed: float = 1.0
-    """Speed of a core while all of them work, over what it has alone: they share caches and memory. Costs are those of a core alone."""
+    pass_speed: float = 1.0
+    """Speed of a core in a pass (``Kind``) while all others decode, over what it has alone: they share caches and memory. Costs are those of a
+    core alone.
+    """
+    decode_speed: float = 1.0
+    """Speed of a core that decodes while all others make passes."""
     client: FrontCosts = FrontCosts()
     gateway: FrontCosts = FrontCosts()
     router: FrontCosts = FrontCosts()
@@ -115,10 +121,14 @@ class Host:
         """Pieces of work that run at a time."""
         return ceil(self.cores)
 
-    def speed(self, working: int) -> float:
-        """CPU time that each of so many working cores gives per second, as a core alone would count it."""
-        shared = (working - 1) / (self.places - 1) if working > 1 else 0.0
-        return self.cores / self.places * (1.0 - shared * (1.0 - self.shared_speed))
+    def speed(self, kind: Kind, others: Sequence[Kind]) -> float:
+        """CPU time that a core gives to this kind of work per second while others do theirs, as a core alone would count it."""
+        slowed = 0.0
+        if kind is Kind.PASS:
+            slowed = others.count(Kind.DECODE) * (1.0 - self.pass_speed)
+        elif kind is Kind.DECODE:
+            slowed = others.count(Kind.PASS) * (1.0 - self.decode_speed)
+        return self.cores / self.places * (1.0 - slowed / max(1, self.places - 1))
 
     @classmethod
     def parse(cls, document: Mapping[str, Any]) -> Self:
@@ -129,8 +139,9 @@ class Host:
             raise BadHost("cores is missing, or not above 0")
         if host.slice_s <= 0:
             raise BadHost("slice_s is not above 0")
-        if not 0 < host.shared_speed <= 1:
-            raise BadHost(f"shared_speed is not above 0 and at most 1: {host.shared_speed}")
+        for name in ("pass_speed", "decode_speed"):
+            if not 0 < (speed := getattr(host, name)) <= 1:
+                raise BadHost(f"{name} is not above 0 and at most 1: {speed}")
         return host
 
 
@@ -168,6 +179,7 @@ class _Piece:
     left_s: float
     """CPU time that it still needs."""
     done: asyncio.Future[None]
+    kind: Kind
     began_s: float = 0.0
     """When it got its core."""
     known_s: float = 0.0
@@ -189,10 +201,10 @@ class HostCores:
     _loops: dict[str, deque[tuple[float, asyncio.Future[None]]]] = field(default_factory=dict)
     """What event loops have to do, the first of which runs."""
 
-    def run(self, cost_s: float) -> asyncio.Future[None]:
+    def run(self, cost_s: float, kind: Kind = Kind.OTHER) -> asyncio.Future[None]:
         """Begin a piece of work; the future is done when it has had ``cost_s`` of CPU time, whether somebody waits or not."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Piece(cost_s, done))
+        self._waiting.append(_Piece(cost_s, done, kind))
         self._schedule()
         return done
 
@@ -237,8 +249,7 @@ class HostCores:
         """Note what was done, and give cores to what is next."""
         loop = asyncio.get_running_loop()
         now_s, places = loop.time(), self.host.places
-        speed = self.host.speed(len(self._running))
-        for piece in self._running:
+        for piece, speed in self._speeds():
             self.given_s += (now_s - piece.known_s) * self.host.cores / places
             piece.left_s -= (now_s - piece.known_s) * speed
             piece.known_s = now_s
@@ -256,8 +267,15 @@ class HostCores:
             self._running.append(piece)
         if self._timer is not None:
             self._timer.cancel()
-        speed = self.host.speed(len(self._running))
-        next_s = [piece.left_s / speed for piece in self._running]
+        next_s = [piece.left_s / speed for piece, speed in self._speeds()]
         if self._waiting:
             next_s += [piece.began_s + self.host.slice_s - now_s for piece in self._running]
         self._timer = loop.call_later(max(0.0, min(next_s)), self._schedule) if next_s else None
+
+    def _speeds(self) -> list[tuple[_Piece, float]]:
+        """What runs, and how fast."""
+        kinds = [piece.kind for piece in self._running]
+        return [
+            (piece, self.host.speed(piece.kind, kinds[:number] + kinds[number + 1 :]))
+            for number, piece in enumerate(self._running)
+        ]

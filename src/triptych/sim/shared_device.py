@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from triptych.domain.stage import Role
+from triptych.virtual.offload import Kind
 
 _INSTANT_S = 2e-9
 """Timers are as much too early."""
@@ -37,8 +38,9 @@ class SharedDevice:
     """Up to when ``left_s`` counts."""
     _timer: asyncio.TimerHandle | None = None
 
-    def run(self, cost_s: float) -> asyncio.Future[None]:
-        """Begin a piece of work; the future is done at its end, whether somebody waits or not."""
+    def run(self, cost_s: float, kind: Kind = Kind.OTHER) -> asyncio.Future[None]:
+        """Begin a piece of work; the future is done at its end, whether somebody waits or not. Each kind slows the others alike."""
+        del kind
         self._advance()
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._running.append(_Piece(cost_s, done))

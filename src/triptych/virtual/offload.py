@@ -7,6 +7,7 @@ long while its worker stays busy; elsewhere (a real thread, a plain call) ``spen
 import asyncio
 from collections.abc import Callable
 from contextvars import ContextVar
+from enum import Enum
 from typing import Protocol, TypeVar
 
 T = TypeVar("T")
@@ -15,12 +16,23 @@ _EARLY_S = 2e-9
 """asyncio runs a timer this much early, if another one is due."""
 
 
+class Kind(Enum):
+    """Kind of a piece of work, as far as it slows other work beside it."""
+
+    PASS = "pass"
+    """Of many rows: a batch of the encoder with its preparation, or a step with prompts."""
+    DECODE = "decode"
+    """A step of decodes alone."""
+    OTHER = "other"
+
+
 class Bill:
     """The cost of one piece of work so far."""
 
     def __init__(self, started_s: float) -> None:
         self.started_s = started_s
         self.cost_s = 0.0
+        self.kind = Kind.OTHER
 
     @property
     def ends_s(self) -> float:
@@ -34,6 +46,12 @@ def spend(cost_s: float) -> None:
     """Add ``cost_s`` to the cost of the running work."""
     if (bill := _bill.get()) is not None:
         bill.cost_s += cost_s
+
+
+def does(kind: Kind) -> None:
+    """Say of which kind the running work is."""
+    if (bill := _bill.get()) is not None:
+        bill.kind = kind
 
 
 def billed_s() -> float:
@@ -75,7 +93,7 @@ class OneAtATime:
 class Cores(Protocol):
     """Processors on which pieces of work take their time."""
 
-    def run(self, cost_s: float) -> asyncio.Future[None]:
+    def run(self, cost_s: float, kind: Kind = Kind.OTHER) -> asyncio.Future[None]:
         """Begin a piece of work; the future is done at its end, whether somebody waits or not."""
         ...
 
@@ -101,7 +119,7 @@ class InlineOffload:
         finally:
             _bill.reset(token)
             if bill.cost_s > 0 and self._cores is not None:
-                done = self._cores.run(bill.cost_s)
+                done = self._cores.run(bill.cost_s, bill.kind)
                 done.add_done_callback(lambda _: self._slots.release())
                 await asyncio.shield(done)
             elif bill.cost_s > 0:

@@ -151,7 +151,7 @@ def test_a_disturbed_measurement_shows() -> None:
 @given(
     st.integers(0, 64),
     st.integers(1, 9000),
-    st.lists(st.tuples(st.integers(1, 3000), st.integers(0, 2000)), max_size=3),
+    st.lists(st.tuples(st.integers(2, 3000), st.integers(0, 2000)), max_size=3),
 )
 def test_a_step_costs_at_least_its_dearest_part_and_at_most_all_of_them(
     decodes: int, context: int, prompts: list[tuple[float, float]]
@@ -171,6 +171,14 @@ def test_a_step_is_one_pass_over_all_rows_with_what_each_adds_to_it() -> None:
     assert TEXT.step_s(8, 1024) == TEXT.decode_s(8, 1024)
     assert TEXT.step_s(0, 0, [(256, 512)]) == TEXT.prefill_s(256, 512)
     assert TEXT.step_s(0, 0) == Estimate(0.0)
+
+
+def test_one_token_after_cached_ones_costs_as_much_as_a_decode() -> None:
+    """An answer goes on after another instance. The first token of a prompt is a prompt, and so are two tokens."""
+    assert TEXT.step_s(0, 0, [(1, 512)]) == TEXT.decode_s(1, 512)
+    assert TEXT.step_s(3, 1024, [(1, 512), (256, 0)]) == TEXT.step_s(4, 896, [(256, 0)])
+    for prompt in ((1, 0), (2, 512)):
+        assert TEXT.step_s(0, 0, [prompt]) == TEXT.prefill_s(*prompt)
 
 
 def test_a_step_has_the_warnings_of_its_parts() -> None:

@@ -20,6 +20,7 @@ from triptych.domain.stage import Role
 from triptych.sim.host import BadHost, Cost, EncoderCosts, FrontCosts, Host, HostCores, TextCosts
 from triptych.sim.run import simulate
 from triptych.virtual import virtual_time
+from triptych.virtual.offload import Kind
 from triptych.workload.requests import TEMPLATE_TOKENS, Plan, Planned, Size
 
 IMAGE = Size(224, 224)
@@ -92,24 +93,45 @@ def test_a_part_of_a_core_may_be_taken() -> None:
     assert ends(Host(1.5), all_at_once(1.0, 1.0)) == pytest.approx([4 / 3, 4 / 3], abs=SLICES_S)
 
 
-def test_cores_that_work_together_are_slower_and_one_alone_is_not() -> None:
-    """Both make 0.8 of their work in a second; when the shorter is done, the other goes on at full speed."""
-    assert ends(Host(2.0, shared_speed=0.8), all_at_once(0.8, 1.8)) == pytest.approx([1.0, 2.0])
-    assert ends(Host(2.0, shared_speed=0.8), all_at_once(1.0)) == pytest.approx([1.0])
+def at_once(*pieces: tuple[float, Kind]) -> Callable[[HostCores], Coroutine[Any, Any, list[float]]]:
+    """When each of these is done, and then the CPU time of all."""
 
-
-def test_each_further_core_that_works_slows_the_others_as_much() -> None:
-    host = Host(3.0, shared_speed=0.8)
-    assert [host.speed(working) for working in (0, 1, 2, 3)] == pytest.approx([1.0, 1.0, 0.9, 0.8])
-    assert Host(1.0, shared_speed=0.8).speed(1) == 1.0
-
-
-def test_slower_cores_count_as_taken_for_longer() -> None:
     async def work(cores: HostCores) -> list[float]:
-        await asyncio.gather(cores.run(0.8), cores.run(0.8))
-        return [cores.given_s]
+        clock, found = asyncio.get_running_loop().time, [0.0] * len(pieces)
 
-    assert ends(Host(2.0, shared_speed=0.8), work) == pytest.approx([2.0])
+        async def piece(number: int, cost_s: float, kind: Kind) -> None:
+            await cores.run(cost_s, kind)
+            found[number] = clock()
+
+        async with asyncio.TaskGroup() as group:
+            for number, (cost_s, kind) in enumerate(pieces):
+                group.create_task(piece(number, cost_s, kind))
+        return [*found, cores.given_s]
+
+    return work
+
+
+def test_passes_and_decodes_slow_each_other_and_one_alone_is_not_slowed() -> None:
+    """They make 0.8 and 0.9 of their work in a second; when the decode is done, the pass goes on at full speed. Its core counts as taken for
+    longer.
+    """
+    host = Host(2.0, pass_speed=0.8, decode_speed=0.9)
+    assert ends(host, at_once((1.8, Kind.PASS), (0.9, Kind.DECODE))) == pytest.approx([2.0, 1.0, 3.0])
+    assert ends(host, at_once((1.0, Kind.PASS))) == pytest.approx([1.0, 1.0])
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_work_of_one_kind_and_messages_slow_nothing(kind: Kind) -> None:
+    host = Host(2.0, pass_speed=0.8, decode_speed=0.9)
+    for other in (kind, Kind.OTHER):
+        assert ends(host, at_once((1.0, kind), (1.0, other))) == pytest.approx([1.0, 1.0, 2.0])
+
+
+def test_each_core_that_decodes_slows_a_pass_as_much() -> None:
+    host = Host(3.0, pass_speed=0.8)
+    speeds = [host.speed(Kind.PASS, [Kind.DECODE] * number) for number in (0, 1, 2)]
+    assert speeds == pytest.approx([1.0, 0.9, 0.8])
+    assert Host(1.0, pass_speed=0.8).speed(Kind.PASS, []) == 1.0
 
 
 def test_an_event_loop_does_one_thing_at_a_time_and_wakes_up_once() -> None:
@@ -213,8 +235,8 @@ def test_a_host_is_read_from_a_document() -> None:
         ({}, "cores is missing"),
         ({"cores": 0}, "cores is missing"),
         ({"cores": 2, "slice_s": 0}, "slice_s is not above 0"),
-        ({"cores": 2, "shared_speed": 0}, "shared_speed is not above 0"),
-        ({"cores": 2, "shared_speed": 1.1}, "shared_speed is not above 0 and at most 1"),
+        ({"cores": 2, "pass_speed": 0}, "pass_speed is not above 0"),
+        ({"cores": 2, "decode_speed": 1.1}, "decode_speed is not above 0 and at most 1"),
         ({"cores": "2"}, "cores is not a number"),
         ({"cores": 2, "core": 1}, "there is no core; there are client, cores"),
         ({"cores": 2, "router": 1}, "router is not a table"),
