@@ -103,7 +103,7 @@ class Calibration:
 
     @property
     def pass_speed(self) -> float:
-        """As in ``Host``: the mean of prompts and items; 1 if neither was measured."""
+        """As in ``Host``: the mean of prompts and items beside decodes and their messages; 1 if neither was measured."""
         speeds = [slowed.speed for process, slowed in self.slowed.items() if process != DECODE]
         return min(1.0, statistics.fmean(speeds)) if speeds else 1.0
 

@@ -243,7 +243,9 @@ def _with_lone_tokens(
     if not contexts:
         return decodes, mean_context, prompts
     number = decodes + len(contexts)
-    others = [(new_tokens, cached_tokens) for new_tokens, cached_tokens in prompts if new_tokens != 1 or not cached_tokens]
+    others = [
+        (new_tokens, cached_tokens) for new_tokens, cached_tokens in prompts if new_tokens != 1 or not cached_tokens
+    ]
     return number, (decodes * mean_context + sum(contexts)) / number, others
 
 

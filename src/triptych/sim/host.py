@@ -100,8 +100,8 @@ class Host:
     for each other more often; the default fits a service beside two engines.
     """
     pass_speed: float = 1.0
-    """Speed of a core in a pass (``Kind``) while all others decode, over what it has alone: they share caches and memory. Costs are those of a
-    core alone.
+    """Speed of a core in a pass (``Kind``) while no other makes one and all have work, over what it has alone: they share caches and memory.
+    Costs are those of a core alone.
     """
     decode_speed: float = 1.0
     """Speed of a core that decodes while all others make passes."""
@@ -125,7 +125,7 @@ class Host:
         """CPU time that a core gives to this kind of work per second while others do theirs, as a core alone would count it."""
         slowed = 0.0
         if kind is Kind.PASS:
-            slowed = others.count(Kind.DECODE) * (1.0 - self.pass_speed)
+            slowed = (len(others) - others.count(Kind.PASS)) * (1.0 - self.pass_speed)
         elif kind is Kind.DECODE:
             slowed = others.count(Kind.PASS) * (1.0 - self.decode_speed)
         return self.cores / self.places * (1.0 - slowed / max(1, self.places - 1))

@@ -7,7 +7,7 @@ long while its worker stays busy; elsewhere (a real thread, a plain call) ``spen
 import asyncio
 from collections.abc import Callable
 from contextvars import ContextVar
-from enum import Enum
+from enum import Enum, auto
 from typing import Protocol, TypeVar
 
 T = TypeVar("T")
@@ -19,11 +19,11 @@ _EARLY_S = 2e-9
 class Kind(Enum):
     """Kind of a piece of work, as far as it slows other work beside it."""
 
-    PASS = "pass"
+    PASS = auto()
     """Of many rows: a batch of the encoder with its preparation, or a step with prompts."""
-    DECODE = "decode"
+    DECODE = auto()
     """A step of decodes alone."""
-    OTHER = "other"
+    OTHER = auto()
 
 
 class Bill:

@@ -120,11 +120,12 @@ def test_passes_and_decodes_slow_each_other_and_one_alone_is_not_slowed() -> Non
     assert ends(host, at_once((1.0, Kind.PASS))) == pytest.approx([1.0, 1.0])
 
 
-@pytest.mark.parametrize("kind", Kind)
-def test_work_of_one_kind_and_messages_slow_nothing(kind: Kind) -> None:
+def test_messages_slow_passes_alone_and_work_of_one_kind_slows_nothing() -> None:
     host = Host(2.0, pass_speed=0.8, decode_speed=0.9)
-    for other in (kind, Kind.OTHER):
-        assert ends(host, at_once((1.0, kind), (1.0, other))) == pytest.approx([1.0, 1.0, 2.0])
+    for kind in Kind:
+        assert ends(host, at_once((1.0, kind), (1.0, kind))) == pytest.approx([1.0, 1.0, 2.0])
+    assert ends(host, at_once((0.8, Kind.PASS), (1.0, Kind.OTHER))) == pytest.approx([1.0, 1.0, 2.0])
+    assert ends(host, at_once((1.0, Kind.DECODE), (1.0, Kind.OTHER))) == pytest.approx([1.0, 1.0, 2.0])
 
 
 def test_each_core_that_decodes_slows_a_pass_as_much() -> None:
@@ -187,6 +188,17 @@ def test_services_take_their_time_on_the_way() -> None:
     assert with_ttft_s - ttft_s == pytest.approx(on_the_way_s, abs=5e-4)
     assert with_tpot_s - tpot_s == pytest.approx(0.007, abs=1e-4)
     assert tpot_s == pytest.approx(STEP_S + SEQUENCE_S, rel=0.02)
+
+
+@pytest.mark.slow
+def test_an_embedding_is_taken_in_while_an_answer_goes_on() -> None:
+    answer, question = Planned(1.0, 100, (), 201), Planned(1.1, 8, (IMAGE,), 1)
+    taking = TextCosts(item=Cost(0.3, 0.3))
+    without, with_item = (
+        dict(zip((201, 1), lone(Host(8.0, text=text), answer, question), strict=True)) for text in (TextCosts(), taking)
+    )
+    assert with_item[1][0] - without[1][0] == pytest.approx(0.3, abs=2 * STEP_S)
+    assert with_item[201][1] == pytest.approx(without[201][1], rel=0.01)
 
 
 @pytest.mark.slow
