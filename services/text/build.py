@@ -156,8 +156,8 @@ def _check_role(settings: TextSettings, engine: TextEngine) -> None:
     if apart and engine.kv is None:
         what = f"role {settings.role.value}" if settings.switchable is None else "an instance that switches"
         raise CannotStart(
-            f"{what} needs keys and values that can be copied from and to KV blocks, and those of this engine and model "
-            "cannot: prefill and decode run in one instance (PD or EPD)"
+            f"{what} needs keys and values that can be copied, and those of this engine and model cannot: prefill and decode run in "
+            "one instance (PD or EPD)"
         )
 
 
@@ -209,7 +209,7 @@ def _kv_store(
         )
         return None
     published = None
-    if settings.kv_prefixes:  # named with the embeddings, where they lie beside them
+    if settings.kv_prefixes and not engine.kv.kind.is_whole:  # named with the embeddings, where they lie beside them
         published = PublishedContents(MOST_PUBLISHED) if encoder is None else encoder.service.published
     kv = KvStore(store, engine.kv.kind, shared=own is None, rng=world.rng, clock=world.clock, published=published)
     logger.info("the arena holds keys and values of up to %d tokens", kv.capacity_tokens)

@@ -16,7 +16,7 @@ from itertools import chain, count
 from math import inf
 
 from triptych.domain.embedding import LeaseId
-from triptych.domain.kv_segment import KvKind, KvSegment, SealedSegment
+from triptych.domain.kv_segment import KvSegment, SealedSegment, SegmentKind
 from triptych.errors import LeaseLost, TriptychError
 from triptych.machine.arena.slots import Slot
 from triptych.ports import Clock, KvAccess
@@ -220,10 +220,13 @@ class KvTransfer(_Export):
     def __init__(self, job: Job, parts: Sequence[_Part], exporter: Exporter) -> None:
         choices = {choice for part in parts for choice in part.choices}
         super().__init__(job, choices, exporter, pin_s=job.deadline_s - exporter.clock())
+        self._job = job
         self._parts = parts
 
     async def _copy(self) -> None:
         try:
+            if self._store.kind.is_whole:
+                await self._cut_at_the_end()
             await self._name(self._parts)
             for part in self._parts:
                 if self._store.has(part.key, part.segment):
@@ -240,6 +243,30 @@ class KvTransfer(_Export):
                 self._free(part)
             if self._is_stopped:
                 self._unpin()
+
+    async def _cut_at_the_end(self) -> None:
+        """Wait until nothing more is computed, and cut by what is: a step that ran when the answer was paused has added to its state."""
+        while not (self._is_ending or self._is_stopped):
+            self._changed.clear()
+            await self._changed.wait()
+        computed = await self._loop.between(self._computed_now)
+        parts = _parts(self._store.kind, self._job, computed) if computed else []
+        if [part.segment for part in parts] == [part.segment for part in self._parts]:
+            for part, reserved in zip(parts, self._parts, strict=True):
+                part.slot, reserved.slot = reserved.slot, None
+        else:
+            for reserved in self._parts:
+                self._free(reserved)
+            slots = self._store.reserve_now([part.segment for part in parts])
+            for part, slot in zip(parts, slots, strict=False):
+                part.slot = slot
+        self._parts = [part for part in parts if part.slot is not None]
+
+    def _computed_now(self) -> dict[int, int]:
+        """Runs in the engine's thread: positions after the prompt of each choice that has computed this."""
+        prompt = len(self._job.request.token_ids)
+        computed = {choice: self._access.computed(self._request_id, choice) for choice in self._choices}
+        return {choice: positions - prompt for choice, positions in computed.items() if positions >= prompt}
 
     def stop(self) -> None:
         """The request ends here, and what is sealed and not granted is for nobody."""
@@ -349,11 +376,15 @@ class KvPrefix(_Export):
         return _Part(KvSegment(kind, first, kind.segment_tokens), self._choices)
 
 
-def _parts(kind: KvKind, job: Job, tokens: Mapping[int, int]) -> list[_Part]:
-    """All positions of the prompt and of these tokens of each choice. Of several choices those of the prompt are shared."""
+def _parts(kind: SegmentKind, job: Job, tokens: Mapping[int, int]) -> list[_Part]:
+    """All positions of the prompt and of these tokens of each choice. Of several choices those of the prompt are shared; where segments are
+    whole, if there are no others.
+    """
     prompt, choices = len(job.request.token_ids), tuple(tokens)
     ends = {choice: prompt + length for choice, length in tokens.items()}
     common = max(ends.values()) if len(ends) == 1 else min(prompt, *ends.values())
+    if kind.is_whole and any(end > common for end in ends.values()):
+        common = 0
     parts = [_Part(segment, choices) for segment in kind.segments(0, common)]
     for choice, end in ends.items():
         parts += [_Part(segment, (choice,), is_shared=False) for segment in kind.segments(common, end)]

@@ -14,7 +14,7 @@ from functools import partial
 
 from triptych.domain.embedding import Tensor, Ticket
 from triptych.domain.generation import KvReport, TextRequest
-from triptych.domain.kv_segment import KV, KvKind, KvSegment
+from triptych.domain.kv_segment import KV, KvSegment, SegmentKind
 from triptych.errors import InvalidRequest, TriptychError
 from triptych.ports import Clock, KvAccess
 from triptych.runtime.tasks import TaskScope
@@ -321,7 +321,7 @@ def _lengths(request: TextRequest) -> dict[int, int]:
 
 
 def _usable(
-    request: TextRequest, kind: KvKind | None, arriving: Collection[int]
+    request: TextRequest, kind: SegmentKind | None, arriving: Collection[int]
 ) -> tuple[list[_Offered], list[Ticket]]:
     """The segments that this instance can take, each with those of the choices ``arriving`` that get it, and the tickets of the
     others: of another kind, contradictory, or behind such a one.

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from triptych.domain.embedding import GENERATION_NBYTES, KEY_NBYTES, LEASE_ID_NBYTES, LeaseId
-from triptych.domain.kv_segment import KvKind, KvPlacement, KvSegment, SealedSegment
+from triptych.domain.kv_segment import KvPlacement, KvSegment, SealedSegment, SegmentKind
 from triptych.domain.queue_position import QueuePosition
 from triptych.errors import ArenaFull, InvalidMedia
 from triptych.machine.arena.extents import round_up
@@ -37,7 +37,7 @@ class KvStore:
     def __init__(
         self,
         store: ArenaStore,
-        kind: KvKind,
+        kind: SegmentKind,
         *,
         shared: bool,
         rng: Rng,
@@ -62,8 +62,9 @@ class KvStore:
 
     @property
     def capacity_tokens(self) -> int:
-        """Positions that fit into the arena."""
-        return self.store.memory.capacity_bytes // self.kind.position_nbytes
+        """Positions of one sequence that fit into the arena."""
+        left_nbytes = self.store.memory.capacity_bytes - self.kind.nbytes(0)
+        return max(0, left_nbytes) // max(1, self.kind.position_nbytes)
 
     @property
     def leases(self) -> int:

@@ -22,7 +22,7 @@ from triptych.domain.engine import EngineOutput, EngineRequest
 from triptych.domain.engine import TokenGrammar as TokenGrammar  # noqa: PLC0414 - this page has every seam
 from triptych.domain.generation import ChatEvent, TextEvent, TextRequest
 from triptych.domain.instance import InstanceInfo, InstanceLimits, InstanceLoad, ModelInfo, TransportOffer
-from triptych.domain.kv_segment import KvCopies, KvKind, KvSegment
+from triptych.domain.kv_segment import KvCopies, KvSegment, SegmentKind
 from triptych.domain.media import MediaInfo, Shard
 from triptych.domain.membership import MembershipSnapshot
 from triptych.domain.pool import ManagerStatus, ManualSize, MemberReport, MembershipDelta, Order, Watch
@@ -564,7 +564,7 @@ class KvAccess(Protocol):
     """
 
     @property
-    def kind(self) -> KvKind: ...
+    def kind(self) -> SegmentKind: ...
 
     @property
     def awaiting(self) -> AbstractSet[tuple[str, int]]:
@@ -592,14 +592,15 @@ class KvAccess(Protocol):
     def pack(self, request_id: str, choice: int, segment: KvSegment, memory: memoryview) -> bool:
         """Copy these positions to ``memory``, ``segment.nbytes`` of writable bytes in host memory.
 
-        Returns False, having written nothing of value, if they are not all computed (any more).
+        Returns False, having written nothing of value, if they are not all computed (any more). Raises EngineFailure if they cannot be
+        copied, as a state that is later already.
         """
         ...
 
     def unpack(self, request_id: str, choice: int, segment: KvSegment, memory: memoryview) -> bool:
         """Copy a segment in. Those of a choice come in order: what lies before is computed, found or unpacked.
 
-        Returns False, changing nothing, if the choice does not await it (any more).
+        Returns False, changing nothing, if the choice does not await it (any more), or it is found to be another one.
         """
         ...
 
@@ -663,7 +664,7 @@ class TextEngine(Protocol):
 
     @property
     def kv(self) -> KvAccess | None:
-        """None if keys and values cannot be copied, as where a decoder has state outside of KV blocks."""
+        """None if keys and values cannot be copied."""
         ...
 
     @property

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import pairwise
+from typing import Protocol
 
 from triptych.domain.embedding import KEY_NBYTES, DType, TensorSpec, Ticket
 from triptych.domain.record import record
@@ -18,11 +19,47 @@ _MOST_SEGMENT_NBYTES = 8 << 20
 _MOST_SEGMENT_TOKENS = 256
 
 
-@dataclass(frozen=True, slots=True)
-class KvKind:
-    """Kind of keys and values. Where kinds are equal, so are the values of equal tokens, items and positions, up to
+class SegmentKind(Protocol):
+    """Kind of what segments have. Where kinds are equal, so are the values of equal tokens, items and positions, up to
     rounding.
     """
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a segment has all positions from 0 on, and only those that its sequence has computed so far: states cannot be cut."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """Instances with equal digests can exchange segments."""
+        ...
+
+    @property
+    def position_nbytes(self) -> int:
+        """Most bytes that one more position takes."""
+        ...
+
+    @property
+    def segment_tokens(self) -> int:
+        """Positions of a segment that is not the last of its sequence; 0 if there is only one."""
+        ...
+
+    def nbytes(self, positions: int) -> int:
+        """Bytes of a segment of so many positions."""
+        ...
+
+    def spec(self, positions: int) -> TensorSpec:
+        """Spec of such a segment as one tensor."""
+        ...
+
+    def segments(self, first: int, end: int) -> tuple["KvSegment", ...]:
+        """Positions ``first`` to ``end``, cut into segments. ``first`` is 0 if segments are whole."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class KvKind:
+    """``SegmentKind`` of keys and values, which all layers have alike of each position."""
 
     model_revision: str
     """Digest of weights and configuration (``ModelInfo.revision``)."""
@@ -33,13 +70,16 @@ class KvKind:
     head_size: int
 
     @property
+    def is_whole(self) -> bool:
+        return False
+
+    @property
     def position_nbytes(self) -> int:
         """Bytes of one position in all layers."""
         return 2 * self.layers * self.heads * self.head_size * self.dtype.itemsize
 
     @property
     def digest(self) -> str:
-        """Instances with equal digests can exchange segments."""
         fields = (self.model_revision, self.dtype.value, self.layers, self.heads, self.head_size)
         text = "\n".join(map(str, fields)).encode()
         return blake2b(text, digest_size=16, person=b"triptych-kv-kind", salt=_LAYOUT).hexdigest()
@@ -52,6 +92,13 @@ class KvKind:
         fitting = _MOST_SEGMENT_NBYTES // self.position_nbytes // _GRID_TOKENS * _GRID_TOKENS
         return min(max(fitting, _GRID_TOKENS), _MOST_SEGMENT_TOKENS)
 
+    def nbytes(self, positions: int) -> int:
+        return positions * self.position_nbytes
+
+    def spec(self, positions: int) -> TensorSpec:
+        """[2, layers, positions, heads, head size], the keys first."""
+        return TensorSpec(KV, self.dtype, (2, self.layers, positions, self.heads, self.head_size))
+
     def segments(self, first: int, end: int) -> tuple["KvSegment", ...]:
         """Positions ``first`` to ``end``, cut at the multiples of ``segment_tokens``."""
         size = self.segment_tokens
@@ -61,7 +108,8 @@ class KvKind:
 
 @dataclass(frozen=True, slots=True)
 class KvSegment:
-    """Positions ``first`` to ``end``: the keys, then the values, each contiguous [layers, positions, heads, head size].
+    """Positions ``first`` to ``end`` of a sequence. Of a ``KvKind``: the keys, then the values, each contiguous [layers, positions,
+    heads, head size]. Of others see ``sequence_state``.
 
     Blocks do not show in it, so that it can be copied into a cache with blocks of another size and in any place. Keys are as
     attention reads them, with the rotary embedding of their positions: a segment belongs to these positions of sequences that
@@ -69,7 +117,7 @@ class KvSegment:
     cross-attention it has the text's own keys and values, not those of items.
     """
 
-    kind: KvKind
+    kind: SegmentKind
     first: int
     positions: int
 
@@ -79,13 +127,11 @@ class KvSegment:
 
     @property
     def nbytes(self) -> int:
-        return self.positions * self.kind.position_nbytes
+        return self.kind.nbytes(self.positions)
 
     @property
     def spec(self) -> TensorSpec:
-        """Spec as one tensor: [2, layers, positions, heads, head size], the keys first."""
-        kind = self.kind
-        return TensorSpec(KV, kind.dtype, (2, kind.layers, self.positions, kind.heads, kind.head_size))
+        return self.kind.spec(self.positions)
 
     def key(self, prefix_hash: bytes) -> bytes:
         """Key over the full identity. ``prefix_hash``: over all tokens and items up to ``end``, and the tenant's salt."""

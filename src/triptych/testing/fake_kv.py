@@ -10,7 +10,7 @@ from hashlib import blake2b
 
 from triptych.domain.embedding import DType
 from triptych.domain.instance import ModelInfo
-from triptych.domain.kv_segment import KvKind
+from triptych.domain.kv_segment import KvKind, KvSegment
 
 _HALF_NBYTES = 16
 POSITION_NBYTES = 2 * _HALF_NBYTES
@@ -28,9 +28,27 @@ class FakeKvKind(KvKind):
         return _SEGMENT_TOKENS
 
 
-def fake_kv_kind(model: ModelInfo) -> KvKind:
+class FakeStateKind(FakeKvKind):
+    """In whole segments, as if each position overwrote the one before."""
+
+    __slots__ = ()
+
+    @property
+    def is_whole(self) -> bool:
+        return True
+
+    @property
+    def segment_tokens(self) -> int:
+        return 0
+
+    def segments(self, first: int, end: int) -> tuple[KvSegment, ...]:
+        return (KvSegment(self, first, end - first),) if end > first else ()
+
+
+def fake_kv_kind(model: ModelInfo, *, has_states: bool = False) -> KvKind:
     head_size = _HALF_NBYTES // DType.F32.itemsize
-    return FakeKvKind(model.revision, DType.F32, layers=1, heads=1, head_size=head_size)
+    kind = FakeStateKind if has_states else FakeKvKind
+    return kind(model.revision, DType.F32, layers=1, heads=1, head_size=head_size)
 
 
 @dataclass(frozen=True, slots=True)

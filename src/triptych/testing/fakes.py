@@ -22,7 +22,7 @@ from triptych.domain.instance import ModelInfo
 from triptych.domain.kv_segment import KvCopies, KvKind, KvSegment
 from triptych.domain.media import MediaInfo, Shard
 from triptych.domain.queue_position import QueuePosition
-from triptych.errors import ContextTooLong, InvalidMedia, InvalidRequest
+from triptych.errors import ContextTooLong, EngineFailure, InvalidMedia, InvalidRequest
 from triptych.machine.text.prefix_hashes import KeyedItem, PrefixHashes
 from triptych.policy.fairness import may_start
 from triptych.ports import StopSignal
@@ -211,6 +211,8 @@ class FakeKvAccess:
         sequence = self._running_choice(request_id, choice)
         if sequence is None or sequence.computed < segment.end:
             return False
+        if self.kind.is_whole and sequence.computed > segment.end:
+            raise EngineFailure("the state is later already")
         memory[:] = read(sequence.contents, segment.first, segment.end)
         return True
 
@@ -257,6 +259,8 @@ class FakeTextEngine:
     placeholder_ids: frozenset[int] = frozenset({FAKE_PLACEHOLDER_ID})
     finds_prefixes: bool = True
     """Whether it says so, for what routers do then; it computes them again."""
+    has_states: bool = False
+    """Whether keys and values are copied as a whole only (``SegmentKind.is_whole``)."""
     prefix_queries_tokens: int = 0
     prefix_hits_tokens: int = 0
     preemptions: int = 0
@@ -267,7 +271,7 @@ class FakeTextEngine:
         self._alone = OneAtATime("text engine")
         self._waiting: dict[str, list[_Sequence]] = {}
         self._running: dict[str, list[_Sequence]] = {}
-        self.kv = FakeKvAccess(fake_kv_kind(self.model), self._waiting, self._running)
+        self.kv = FakeKvAccess(fake_kv_kind(self.model, has_states=self.has_states), self._waiting, self._running)
 
     @property
     def sharing(self) -> Self:

@@ -87,9 +87,14 @@ def transfer_kv(
 
 
 def _pack(source: TextEngine, name: str, choice: int, packed: Packed, *, most: int) -> None:
-    """Pack what is computed of the first ``most`` positions, and not packed."""
+    """Pack what is computed of the first ``most`` positions, and not packed; if segments are whole, only all of them."""
     kv = access(source)
     computed = min(kv.computed(name, choice), most)
+    if kv.kind.is_whole:
+        for segment in kv.kind.segments(0, most) if computed == most and not packed else ():
+            packed.append((segment, bytearray(segment.nbytes)))
+            assert kv.pack(name, choice, segment, memoryview(packed[-1][1]))
+        return
     while (first := packed[-1][0].end if packed else 0) < computed:
         segment = KvSegment(kv.kind, first, min(CUT, most - first))
         memory = bytearray(segment.nbytes)

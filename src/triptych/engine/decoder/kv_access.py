@@ -1,21 +1,30 @@
 """Keys and values of the running sequences, copied out of KV blocks and into them."""
 
-from triptych.domain.kv_segment import KvKind, KvSegment
+from abc import ABC, abstractmethod
+
+from triptych.domain.kv_segment import KvKind, KvSegment, SegmentKind
 from triptych.engine.decoder.kv_mover import KvMover
 from triptych.engine.decoder.sequence import EngineSequence
 from triptych.machine.text.running_batch import RunningBatch
 
 
-class BlockKvAccess:
-    """``ports.KvAccess`` to the blocks of a batch."""
+class BatchKvAccess(ABC):
+    """``ports.KvAccess`` to the sequences of a batch, wherever their keys and values are."""
 
-    def __init__(self, batch: RunningBatch[EngineSequence], mover: KvMover) -> None:
+    def __init__(self, batch: RunningBatch[EngineSequence]) -> None:
         self._batch = batch
-        self._mover = mover
 
     @property
-    def kind(self) -> KvKind:
-        return self._mover.cache.kind
+    @abstractmethod
+    def kind(self) -> SegmentKind: ...
+
+    @abstractmethod
+    def _pack(self, sequence: EngineSequence, segment: KvSegment, memory: memoryview) -> None:
+        """Copy positions that are computed."""
+
+    @abstractmethod
+    def _unpack(self, sequence: EngineSequence, segment: KvSegment, memory: memoryview) -> bool:
+        """Copy the positions in that the sequence does not have. False, changing nothing, if it cannot take them."""
 
     @property
     def awaiting(self) -> frozenset[tuple[str, int]]:
@@ -38,7 +47,7 @@ class BlockKvAccess:
         sequence = self._batch.running_choice(request_id, choice)
         if sequence is None or sequence.computed < segment.end:
             return False
-        self._mover.pack(self._batch.blocks.table(sequence.sequence_id), segment, memory)
+        self._pack(sequence, segment, memory)
         return True
 
     def unpack(self, request_id: str, choice: int, segment: KvSegment, memory: memoryview) -> bool:
@@ -48,9 +57,29 @@ class BlockKvAccess:
         if segment.first > sequence.computed or segment.end > sequence.length:
             return False
         if sequence.computed < segment.end:
-            self._mover.unpack(self._batch.blocks.table(sequence.sequence_id), segment, memory, first=sequence.computed)
+            if not self._unpack(sequence, segment, memory):
+                return False
             self._batch.arrive(sequence, segment.end)
         return True
 
     def arrived(self, request_id: str) -> None:
         self._batch.end_arrival(request_id)
+
+
+class BlockKvAccess(BatchKvAccess):
+    """``ports.KvAccess`` to the blocks of a batch."""
+
+    def __init__(self, batch: RunningBatch[EngineSequence], mover: KvMover) -> None:
+        super().__init__(batch)
+        self._mover = mover
+
+    @property
+    def kind(self) -> KvKind:
+        return self._mover.cache.kind
+
+    def _pack(self, sequence: EngineSequence, segment: KvSegment, memory: memoryview) -> None:
+        self._mover.pack(self._batch.blocks.table(sequence.sequence_id), segment, memory)
+
+    def _unpack(self, sequence: EngineSequence, segment: KvSegment, memory: memoryview) -> bool:
+        self._mover.unpack(self._batch.blocks.table(sequence.sequence_id), segment, memory, first=sequence.computed)
+        return True

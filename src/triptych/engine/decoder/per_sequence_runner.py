@@ -21,7 +21,8 @@ from triptych.errors import EngineFailure
 
 logger = logging.getLogger(__name__)
 
-_PROBE_TOKENS = (4, 36)
+PROBE_TOKENS = (4, 36)
+"""Lengths of two beginnings of a prompt, by which caches are measured and learned."""
 _KEY_DIMS = 4
 """Of keys: [1, heads, positions, size]."""
 
@@ -33,23 +34,40 @@ class PerSequenceModelRunner:
         self._adapter = adapter
         self._decoder: Any = adapter.decoder
         self._embed_tokens = self._decoder.get_input_embeddings()
-        self._device = device
+        self.device = device
         self._caches: dict[str, Any] = {}
         # Renamed by transformers 5.24.
         accepted = inspect.signature(self._decoder.forward).parameters
         self._cache_argument = "cache" if "cache" in accepted else "past_key_values"
 
-    def cache_nbytes(self) -> tuple[int, int]:
-        """Bytes per token, and per sequence apart from its tokens; measured with two short prompts."""
-        few, many = _PROBE_TOKENS
-        sizes = []
-        for tokens in _PROBE_TOKENS:
-            plan = self._adapter.plan([0] * tokens, [])
-            self._forward(ForwardInput("probe", [0] * tokens, plan, 0, (), False, False, False))
-            sizes.append(_nbytes(self._caches["probe"]))
-            self.drop(["probe"])
+    def cache_nbytes(self, prompt: Sequence[int]) -> tuple[int, int]:
+        """Bytes per token, and per sequence apart from its tokens; measured with two beginnings of a prompt."""
+        few, many = PROBE_TOKENS
+        sizes = [_nbytes(cache) for cache in self.probe_caches(prompt)]
         token = -(-max(0, sizes[1] - sizes[0]) // (many - few))
         return token, max(0, sizes[0] - few * token)
+
+    def probe_caches(self, prompt: Sequence[int]) -> list[Any]:
+        """Caches of the prompt's first ``PROBE_TOKENS``, each computed now."""
+        for tokens in PROBE_TOKENS:
+            self.probe(str(tokens), prompt[:tokens])
+        return [self._caches.pop(str(tokens)) for tokens in PROBE_TOKENS]
+
+    def probe(self, sequence_id: str, prompt: Sequence[int], first: int = 0) -> torch.Tensor:
+        """Logits [vocabulary] after a prompt, of which the sequence has ``first`` tokens. Raises what transformers does."""
+        plan = self._adapter.plan(prompt, [])
+        output = self._forward(ForwardInput(sequence_id, prompt[first:], plan, first, (), False, True, True))
+        assert output is not None  # noqa: S101 - it reaches the end
+        assert output.logits is not None  # noqa: S101 - they are wanted
+        return output.logits
+
+    def cache(self, sequence_id: str) -> Any:
+        """Transformers' cache of a sequence that has begun."""
+        return self._caches[sequence_id]
+
+    def take(self, sequence_id: str, cache: Any) -> None:
+        """Let a sequence go on from a cache, which has no other owner."""
+        self._caches[sequence_id] = cache
 
     def cached_shapes(self, sequence_id: str) -> list[tuple[int, ...]]:
         """Heads, and sizes of a key and a value, that each layer has in a sequence's cache; empty for other layers."""
@@ -89,10 +107,9 @@ class PerSequenceModelRunner:
             raise ValueError("bidirectional spans need attention layers that are full or sliding")
         if not entry.first:
             self._caches[entry.sequence_id] = DynamicCache(config=self._decoder.config)
-        whole = entry.plan.indivisible - entry.first
-        if (
-            0 < whole < entry.count
-        ):  # a preempted answer: the prompt as at first, then the tokens of the answer one by one
+        # Of an answer that goes on, the prompt is computed as at first, and then its tokens one by one.
+        whole = 1 if entry.first else entry.plan.indivisible or entry.count
+        if whole < entry.count:
             for first, count in ((entry.first, whole), *((at, 1) for at in range(entry.first + whole, entry.end - 1))):
                 at = first - entry.first
                 self._forward(
@@ -100,11 +117,11 @@ class PerSequenceModelRunner:
                 )
             entry = replace(entry, token_ids=entry.token_ids[-1:], first=entry.end - 1)
         part = ForwardPart(entry.plan, entry.first, entry.token_ids, 0)
-        embeds = self._embed_tokens(torch.tensor(entry.token_ids, device=self._device))
+        embeds = self._embed_tokens(torch.tensor(entry.token_ids, device=self.device))
         splice(part, embeds)
         hidden = self._decoder(
             inputs_embeds=embeds[None],
-            position_ids=positions([part], self._device),
+            position_ids=positions([part], self.device),
             use_cache=True,
             **{self._cache_argument: self._caches[entry.sequence_id]},
             **self._adapter.inputs([part], entry.count),

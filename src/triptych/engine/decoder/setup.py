@@ -19,6 +19,7 @@ from triptych.engine.decoder.model_runner import ForwardInput, ForwardOutput, Mo
 from triptych.engine.decoder.packed_runner import PackedModelRunner
 from triptych.engine.decoder.paged_attention import compile_kernels, has_paged_kernel, head_group
 from triptych.engine.decoder.per_sequence_runner import PerSequenceModelRunner
+from triptych.engine.decoder.sequence_states import SequenceStates, learned_states
 from triptych.engine.families.adapters import DecoderAdapter, UnprovenDecoderAdapter
 from triptych.engine.joined_layers import JoinedLinear
 from triptych.engine.tensors import domain_dtype
@@ -39,7 +40,7 @@ _SAME_HALF = 5e-2
 """The same for decoders in 16-bit types."""
 _PROOF = "proof"
 _PROVEN_TOKENS = 40
-"""Tokens of the prompt by which packed passes are compared with those of transformers."""
+"""Tokens of the prompt by which packed passes are compared with those of transformers, and caches of sequences are learned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,8 @@ class DecoderSetup:
     """Blocks per sequence besides those of its tokens."""
     supports_chunked_prefill: bool = True
     """Whether a prompt may be computed in chunks."""
+    states: SequenceStates | None = None
+    """Of sequences with caches of their own, if these can be copied."""
     joined: Sequence[JoinedLinear] = ()
     """Layers whose parts compute nothing."""
 
@@ -89,18 +92,17 @@ def build_runner(
     A small pass shows at start, not at the first request, that the decoder runs.
     """
     kinds = set(getattr(adapter.decoder.config, "layer_types", None) or ["full_attention"])
+    prompt = list(islice((token for token in count() if token not in placeholder_ids), _PROVEN_TOKENS))
+    build_cached = partial(_cached, adapter, kv_cache_bytes, device, options, model_revision, prompt)
     build_packed = partial(_packed, adapter, kv_cache_bytes, device, options, model_revision, graphs, threads)
     if not kinds <= _PACKED_LAYERS:
-        setup = _cached(adapter, kv_cache_bytes, device, options)
+        setup = build_cached()
     elif not isinstance(adapter, UnprovenDecoderAdapter):
         setup = build_packed()
     elif not adapter.is_packable:
-        setup = _cached(adapter, kv_cache_bytes, device, options)
+        setup = build_cached()
     else:
-        prompt = list(islice((token for token in count() if token not in placeholder_ids), _PROVEN_TOKENS))
-        setup = _same_as_transformers(build_packed, adapter, prompt, device) or _cached(
-            adapter, kv_cache_bytes, device, options
-        )
+        setup = _same_as_transformers(build_packed, adapter, prompt, device) or build_cached()
     (result,) = _probe(setup, adapter, 1)
     if isinstance(result, EngineFailure):
         raise BadModel("the language model cannot be run: its first pass fails")
@@ -125,8 +127,7 @@ def _same_as_transformers(
     try:
         setup = build()
         found = _prompt_logits(setup.runner, adapter, prompt, range(-(-len(prompt) // setup.block_tokens)))
-        share = _SAME if adapter.decoder.dtype == torch.float32 else _SAME_HALF
-        if found is not None and _are_close(found, expected, share):
+        if found is not None and _are_close(found, expected, _share(adapter)):
             return setup
         difference = "it yields something else"
     except Exception as error:  # noqa: BLE001 - transformers' decoders raise many types
@@ -142,6 +143,10 @@ def _prompt_logits(
     """Logits [vocabulary] after a prompt; None if the pass fails."""
     (result,) = runner.run([ForwardInput(_PROOF, prompt, adapter.plan(prompt, []), 0, table, True, True, True)])
     return result.logits.clone() if isinstance(result, ForwardOutput) and result.logits is not None else None
+
+
+def _share(adapter: DecoderAdapter) -> float:
+    return _SAME if adapter.decoder.dtype == torch.float32 else _SAME_HALF
 
 
 def _are_close(found: torch.Tensor, expected: torch.Tensor, share: float = _SAME) -> bool:
@@ -289,10 +294,17 @@ def _captured(adapter: DecoderAdapter, cache: KvCache, options: GraphOptions) ->
         return None
 
 
-def _cached(adapter: DecoderAdapter, kv_cache_bytes: int, device: torch.device, options: KvOptions) -> DecoderSetup:
+def _cached(
+    adapter: DecoderAdapter,
+    kv_cache_bytes: int,
+    device: torch.device,
+    options: KvOptions,
+    model_revision: str,
+    prompt: Sequence[int],
+) -> DecoderSetup:
     runner = PerSequenceModelRunner(adapter, device=device)
     try:
-        token_nbytes, fixed_nbytes = runner.cache_nbytes()
+        token_nbytes, fixed_nbytes = runner.cache_nbytes(prompt)
     except Exception as error:
         kinds = sorted(set(adapter.decoder.config.layer_types))
         raise BadModel(f"a language model with layers of the kinds {kinds} cannot be run: {error}") from error
@@ -302,4 +314,12 @@ def _cached(adapter: DecoderAdapter, kv_cache_bytes: int, device: torch.device, 
     if not blocks:
         raise ValueError(f"a KV cache of {kv_cache_bytes} bytes holds no block of {block_tokens} tokens")
     fixed_blocks = max(1, -(-fixed_nbytes // block_nbytes))  # at least 1: nothing counted this way can be shared
-    return DecoderSetup(runner, blocks, block_tokens, True, fixed_blocks=fixed_blocks, supports_chunked_prefill=False)
+    return DecoderSetup(
+        runner,
+        blocks,
+        block_tokens,
+        True,
+        fixed_blocks=fixed_blocks,
+        supports_chunked_prefill=False,
+        states=learned_states(runner, model_revision, prompt, partial(_are_close, share=_share(adapter))),
+    )

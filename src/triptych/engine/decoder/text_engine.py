@@ -21,13 +21,14 @@ from triptych.domain.stage import ModelPart
 from triptych.engine.checkpoint import DTYPES, Checkpoint, open_checkpoint
 from triptych.engine.compute import ComputeOptions
 from triptych.engine.decoder.cuda_graphs import GraphOptions
-from triptych.engine.decoder.kv_access import BlockKvAccess
+from triptych.engine.decoder.kv_access import BatchKvAccess, BlockKvAccess
 from triptych.engine.decoder.kv_mover import KvMover
 from triptych.engine.decoder.model_runner import ForwardInput, ForwardOutput, ModelRunner
 from triptych.engine.decoder.options import EngineOptions
 from triptych.engine.decoder.packed_runner import PackedModelRunner
 from triptych.engine.decoder.sampling import Sampled, sample
 from triptych.engine.decoder.sequence import EngineSequence, Limits, accept
+from triptych.engine.decoder.sequence_states import StateAccess
 from triptych.engine.decoder.setup import DecoderSetup, KvOptions, build_runner
 from triptych.engine.families.adapters import CachingDecoderAdapter
 from triptych.engine.families.item_processor import ItemProcessor
@@ -125,7 +126,7 @@ class TransformersTextEngine:
         budget = self._chosen_budget(options)
         copies = self._host_copies(options)
         self._batch = self._new_batch(budget, max_sequences, copies)  # with an empty prefix cache
-        self.kv = None if self._mover is None else BlockKvAccess(self._batch, self._mover)
+        self.kv = self._kv_access()
         if self.weights is not None:
             self.weights.also(
                 load=partial(load_copies, computing),
@@ -175,7 +176,7 @@ class TransformersTextEngine:
             kinds = sorted(set(self._adapter.decoder.config.layer_types))
             raise BadModel(
                 f"preempted_kv_bytes is {options.preempted_kv_bytes}: layers of the kinds {kinds} have state outside of KV blocks,"
-                " which cannot be copied"
+                " which is not copied to host memory"
             )
         return setup, computing
 
@@ -216,6 +217,12 @@ class TransformersTextEngine:
             return None
         self._mover.reserve(nbytes)
         return HostCopies(self._mover.cache.kind, nbytes)
+
+    def _kv_access(self) -> BatchKvAccess | None:
+        if self._mover is not None:
+            return BlockKvAccess(self._batch, self._mover)
+        states = self._made.states
+        return None if states is None else StateAccess(self._batch, states)
 
     def _new_batch(
         self, budget: PrefillBudget, max_sequences: int, copies: HostCopies | None = None

@@ -87,11 +87,10 @@ def test_preempted_sequences_give_the_same_answers(directory: Path) -> None:
     assert engine.kv_copies.held_bytes == 0
 
 
-def test_state_outside_of_blocks_cannot_be_copied(tmp_path: Path) -> None:
+def test_state_outside_of_blocks_is_not_copied_to_host_memory(tmp_path: Path) -> None:
     directory = make_model(tmp_path, text=DECODERS["convolutions"]())
     with pytest.raises(BadModel, match=r"preempted_kv_bytes is 4096: .*'conv', 'full_attention'"):
         text_engine(directory, preempted_kv_bytes=4096)
-    assert text_engine(directory).kv is None, "it can neither be transferred"
 
 
 @pytest.mark.slow
@@ -102,7 +101,7 @@ def test_other_layers_keep_one_cache_per_running_sequence(tmp_path: Path) -> Non
     questions = {f"r{seed}": random_question(random.Random(seed), seed % 2) for seed in range(5)}
     whole = text_engine(directory)
     assert isinstance(whole._runner, PerSequenceModelRunner)
-    token, fixed = whole._runner.cache_nbytes()
+    token, fixed = whole._runner.cache_nbytes(range(40))
     assert (token, fixed) == (2 * 2 * 16 * 4, 2 * 64 * 3 * 4)
     engine = text_engine(directory, kv_cache_bytes=16 * 16 * token, token_budget=16)
     for name, question in questions.items():
