@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+import transformers
 
 from triptych.domain.embedding import DType
 from triptych.domain.kv_segment import KvSegment
@@ -66,7 +67,8 @@ class SequenceStates:
         """Cache without its state."""
         for place in self._places:
             _put(few, place, None)
-        self.kind = StateKind(model_revision, tuple(tensors.values()))
+        # What is in a cache is of transformers' making.
+        self.kind = StateKind(f"{model_revision} transformers {transformers.__version__}", tuple(tensors.values()))
 
     def export(self, sequence_id: str, positions: int, memory: memoryview) -> None:
         """Copy the state after ``positions`` to ``memory``, of ``kind.nbytes(positions)``. Raises UnknownState."""
