@@ -13,7 +13,7 @@ import transformers
 
 from tests.integration.families.harness import Case, Question, Unclear, finish, renamed
 from tests.models.conftest import WITHOUT, ZOO, made
-from tests.unit.engine.kv_transfer import go_on, prefill
+from tests.unit.engine.kv_transfer import access, go_on, prefill
 from triptych.domain.engine import EngineOutput
 from triptych.engine.decoder.packed_runner import PackedModelRunner
 from triptych.engine.decoder.setup import KvOptions
@@ -112,12 +112,15 @@ def test_choices_of_a_seed_are_the_same_beside_others(served: Case) -> None:
 def test_prompts_are_prefilled_in_one_engine_and_decoded_in_another(served: Case) -> None:
     source, target = served.engine(), served.engine(kv=KvOptions(48, contiguous=False))
     if source.kv is None:
-        pytest.skip("sequences have caches of their own, which are not transferred")
+        pytest.skip("its sequences cannot be transferred")
     for name, question in questions(served, 4).items():
         request = served.request(name, question, ANSWER_TOKENS)
         begun, packed = prefill(source, request)
         tokens = [token for output in begun for token in output.token_ids]
-        outputs = [*begun, *go_on(target, request, {0: tokens}, {0: packed})]
+        outputs = begun
+        if begun[-1].finish_reason is None:
+            outputs = [*begun, *go_on(target, request, {0: tokens}, {0: packed})]
+            assert access(target).computed(name, 0) == len(request.token_ids), "it is computed once more"
         assert finish(target, outputs)[name] == served.answer(question, ANSWER_TOKENS)
 
 
