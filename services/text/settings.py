@@ -81,7 +81,7 @@ class TextSettings(InstanceSettings):
     """Limits of leases on them, if no encoder is mounted."""
     kv_bytes_per_step: int = Field(default=64 * MIB, ge=1)
     """Most bytes of keys and values that are copied between two steps of an engine that decodes; a segment has up to 8 MiB, or 64
-    tokens. Others copy what there is."""
+    tokens, or is a whole state. Others copy what there is."""
     transfer_kv_on_drain: bool = False
     """When the instance drains, its answers go on elsewhere, with their keys and values, and what it has not begun is refused; else,
     and where the arena has no room, they end here. For pools in which another instance goes on: alone, it would lose them."""

@@ -74,13 +74,13 @@ class InstanceInfo:
     prefills_early: bool = False
     """Whether it finds prefixes of prompts that it has computed (``TextRequest.early``)."""
     kv_kind: str = ""
-    """Digest of the kind of its keys and values (``KvKind.digest``): it takes segments of the same kind. Empty if it takes none."""
+    """Digest of the kind of its keys and values (``SegmentKind.digest``): it takes segments of the same kind. Empty if it takes none."""
     transfers_kv: bool = False
     """Whether it can hand answers over (``TextRequest.transfers_kv``)."""
     switchable: Role | None = None
     """The widest role that it can switch to: it serves the stages of its last load report. None if it always serves its role."""
     kv_segment_tokens: int = 0
-    """Positions of a whole segment of keys and values (``KvKind.segment_tokens``); 0 if it takes none."""
+    """Positions of a whole segment of keys and values (``SegmentKind.segment_tokens``); 0 if it shares no prefixes."""
     kv_position_bytes: int = 0
     """Bytes of one position."""
     kv_block_tokens: int = 0

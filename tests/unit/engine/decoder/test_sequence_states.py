@@ -72,7 +72,7 @@ DECODERS: dict[str, Any] = {
         layer_types=["sliding_attention", "full_attention", "sliding_attention"],
     ),
 }
-"""The last one as of a family whose sequences cannot be packed."""
+"""The last one is not packed: of a decoder whose passes differ from transformers'."""
 
 
 @dataclass
@@ -116,6 +116,7 @@ def tokens_of(outputs: list[EngineOutput], name: str = "one") -> list[int]:
     return [token for output in outputs if output.request_id == name for token in output.token_ids]
 
 
+@pytest.mark.slow
 def test_an_answer_goes_on_elsewhere_after_its_prompt_and_in_its_middle(model: Model) -> None:
     """Amid other requests, and nothing of it is computed twice."""
     request, other = model.request(), model.request("other", seed=4, images=2)
@@ -138,6 +139,24 @@ def test_an_answer_goes_on_elsewhere_after_its_prompt_and_in_its_middle(model: M
     assert finished["again"] == model.answer(seed=4, images=2)
 
 
+def test_a_window_may_be_longer_than_the_prompts_that_states_are_learned_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PlainDecoder, "is_packable", False, raising=False)
+    text = text_config(transformers.MistralConfig, sliding_window=40)
+    model = Model(make_model(tmp_path, text=text))
+    kind = access(model.engine()).kind
+    assert kind.nbytes(38) < kind.nbytes(39) == kind.nbytes(60)
+    for images in (1, 3):
+        request = model.request(images=images)
+        outputs, packed = prefill(model.engine(), request)
+        target, begun = model.engine(), tokens_of(outputs)
+        outputs = go_on(target, request, {0: begun}, {0: packed})
+        assert access(target).computed("one", 0) == len(request.token_ids)
+        assert begun + run(target, outputs)["one"] == model.answer(images=images)
+
+
+@pytest.mark.slow
 def test_a_state_has_exactly_the_bytes_that_its_positions_say(model: Model) -> None:
     engine, kind = model.engine(), access(model.engine()).kind
     for number, images in enumerate((0, 1, 2)):
@@ -148,6 +167,7 @@ def test_a_state_has_exactly_the_bytes_that_its_positions_say(model: Model) -> N
     assert kind.nbytes(100) < kind.nbytes(1) + 99 * kind.position_nbytes + 1
 
 
+@pytest.mark.slow
 def test_drawn_choices_go_on_elsewhere(model: Model) -> None:
     """By seed, from the state of one prompt for both, and from one each in the middle."""
     request = model.request()
@@ -163,6 +183,7 @@ def test_drawn_choices_go_on_elsewhere(model: Model) -> None:
     assert whole[0] != whole[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens", [1, 4])
 def test_what_is_lost_on_the_way_is_computed(model: Model, tokens: int) -> None:
     source, target = model.engine(), model.engine()
@@ -172,6 +193,7 @@ def test_what_is_lost_on_the_way_is_computed(model: Model, tokens: int) -> None:
     assert expected[:tokens] + run(target, outputs)["one"] == expected
 
 
+@pytest.mark.slow
 def test_tokens_after_the_state_are_computed_one_by_one(model: Model) -> None:
     """As when an answer goes on from its prompt once more."""
     source, target = model.engine(), model.engine()
