@@ -37,7 +37,7 @@ def never(*_: object) -> Any:
     raise AssertionError("the cluster encodes")
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=[*sorted(CUT), "mllama", "qwen2_audio"])
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=[*sorted(CUT), "mllama", "qwen2_audio", "whisper"])
 async def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
     """One family after the other, with items split into as many shards as possible."""
     tiny = TINIES[request.param]

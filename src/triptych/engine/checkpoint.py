@@ -148,16 +148,17 @@ class Checkpoint:
 
 
 def _part_config(config: Mapping[str, Any], part: ModelPart) -> Any:
-    """The part's section of ``config.json``. Without a section for text, what belongs to no encoder is the decoder's."""
+    """The part's section of ``config.json``. Without a section for text, what belongs to no encoder is the decoder's; without
+    any section (Whisper), everything belongs to both.
+    """
     nested = next((name for name in _TEXT_CONFIGS if isinstance(config.get(name), dict)), None)
     if part is ModelPart.DECODER:
         if nested is not None:
             return _costly(config[nested])
         return _costly({name: value for name, value in config.items() if not isinstance(value, dict)})
     if nested is None:
-        return _costly(
-            {name: value for name, value in config.items() if isinstance(value, dict) or name == "model_type"}
-        )
+        sections = {name: value for name, value in config.items() if isinstance(value, dict)}
+        return _costly({**(sections or config), "model_type": config.get("model_type")})
     return _costly({name: value for name, value in config.items() if name != nested})
 
 

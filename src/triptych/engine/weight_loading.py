@@ -24,8 +24,10 @@ from triptych.engine.tensors import TORCH_DTYPES
 from triptych.families.generic import GenericFamily
 from triptych.families.model_files import BadModel
 
-LANGUAGE_MODELS = ("language_model", "text_model", "model")
+LANGUAGE_MODELS = ("language_model", "text_model", "model", "decoder")
 """Attribute names of the language model within the multimodal base model, over all architectures."""
+HEADS = ("lm_head", "proj_out")
+"""Attribute names of the head beside the base model."""
 
 
 class RemovedPart(nn.Identity):
@@ -39,7 +41,8 @@ def base_of(model: nn.Module) -> nn.Module:
     """The module whose forward method takes items and calls the language model: the model itself, or what it heads."""
     inner = getattr(model, "model", None)
     has_language_model = any(hasattr(inner, name) for name in LANGUAGE_MODELS[:2])
-    return inner if isinstance(inner, nn.Module) and has_language_model else model
+    has_both = hasattr(inner, "encoder") and hasattr(inner, "decoder")
+    return inner if isinstance(inner, nn.Module) and (has_language_model or has_both) else model
 
 
 def language_model_name(base: nn.Module) -> str:
@@ -133,7 +136,9 @@ def _part_class(whole: Any, part: ModelPart, *, keeps_projectors: bool) -> Any:
                 config.tie_word_embeddings = False
             super().__init__(config, *args, **kwargs)
             if not keep_head:
-                self.lm_head = nn.Identity()
+                for name in HEADS:
+                    if hasattr(self, name):
+                        setattr(self, name, nn.Identity())
             _drop_other_part(base_of(self), part, keeps_projectors=keeps_projectors)
 
         def get_output_embeddings(self) -> Any:
@@ -150,7 +155,7 @@ def _drop_other_part(base: nn.Module, part: ModelPart, *, keeps_projectors: bool
     for name, child in list(base.named_children()):
         if part is ModelPart.ENCODER and name != language_model:
             continue
-        if part is ModelPart.DECODER and name in (language_model, "lm_head"):
+        if part is ModelPart.DECODER and name in (language_model, *HEADS):
             continue
         if part is ModelPart.DECODER and keeps_projectors and not isinstance(child, PreTrainedModel):
             continue

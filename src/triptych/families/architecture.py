@@ -15,10 +15,11 @@ from triptych.families.defaults import (
     TIED_BY_DEFAULT,
     VISION_DEFAULTS,
     VOXTRAL_TEXT_DEFAULTS,
+    WHISPER_DEFAULTS,
 )
 from triptych.families.encoders import Encoder, encoder_of
 from triptych.families.fields import integer, section, square
-from triptych.families.language_models import language_model
+from triptych.families.language_models import language_model, whisper_decoder
 from triptych.families.model_files import BadModel, Json, ModelFiles
 from triptych.families.registry import written_family
 
@@ -71,6 +72,8 @@ class Architecture:
 
 def _decoder(files: ModelFiles) -> DecoderArchitecture:
     config, model_type = files.config, files.model_type
+    if model_type == "whisper":
+        return whisper_decoder({**WHISPER_DEFAULTS, **config}, tied=_is_tied(config, {}))
     nested = config.get("text_config")
     given = nested if isinstance(nested, dict) else {name: config[name] for name in config if name != "model_type"}
     defaults = VOXTRAL_TEXT_DEFAULTS if model_type == "voxtral" else TEXT_DEFAULTS
@@ -78,8 +81,12 @@ def _decoder(files: ModelFiles) -> DecoderArchitecture:
     if model_type.endswith("_vl"):
         text["model_type"] = _TEXT_TYPES[model_type]  # older checkpoints name it differently
         text = {**defaults[text["model_type"]], **text}
-    tied = config.get("tie_word_embeddings", given.get("tie_word_embeddings", model_type in TIED_BY_DEFAULT))
-    return language_model(text, tied=bool(tied))
+    return language_model(text, tied=_is_tied(config, given))
+
+
+def _is_tied(config: Json, given: Json) -> bool:
+    default = config.get("model_type") in TIED_BY_DEFAULT
+    return bool(config.get("tie_word_embeddings", given.get("tie_word_embeddings", default)))
 
 
 def with_usual_processors(files: ModelFiles) -> ModelFiles:
@@ -151,8 +158,11 @@ def _mllama(config: Json) -> Mapping[str, Any]:
 
 
 def _whisper(config: Json) -> Mapping[str, Any]:
-    kind = "voxtral_encoder" if config.get("model_type") == "voxtral" else "qwen2_audio_encoder"
-    encoder = section(config, "audio_config", kind, AUDIO_DEFAULTS)
+    if config.get("model_type") == "whisper":
+        encoder = {**WHISPER_DEFAULTS, **config}
+    else:
+        kind = "voxtral_encoder" if config.get("model_type") == "voxtral" else "qwen2_audio_encoder"
+        encoder = section(config, "audio_config", kind, AUDIO_DEFAULTS)
     seconds = 2 * integer(encoder, "max_source_positions") // 100
     return {"image_processor": {"feature_size": integer(encoder, "num_mel_bins"), "chunk_length": seconds}}
 
@@ -183,4 +193,5 @@ _USUAL = {
     "qwen3_vl": _qwen,
     "smolvlm": _idefics3,
     "voxtral": _whisper,
+    "whisper": _whisper,
 }

@@ -31,11 +31,11 @@ class Window:
         if samples != frames * hop:
             raise BadModel(
                 f"the feature extractor's chunk_length is {extractor['chunk_length']} s, which is {samples / hop:g} "
-                f"frames; audio_config.max_source_positions takes {frames}"
+                f"frames; max_source_positions takes {frames}"
             )
         if integer(extractor, "feature_size") != integer(encoder, "num_mel_bins"):
             raise BadModel(
-                f"the feature extractor's feature_size is {extractor['feature_size']}, audio_config.num_mel_bins is "
+                f"the feature extractor's feature_size is {extractor['feature_size']}, num_mel_bins is "
                 f"{encoder['num_mel_bins']}"
             )
         return cls(rate, hop, samples)

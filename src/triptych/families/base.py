@@ -93,7 +93,7 @@ class RequestDependent(Protocol):
     """A family that treats an item differently if its request has several."""
 
     def together(self, infos: Sequence[MediaInfo]) -> tuple[MediaInfo, ...]:
-        """The items of one request, with the resulting ``options``."""
+        """The items of one request, with the resulting ``options``. Raises InvalidMedia for items that do not go together."""
         ...
 
 
@@ -108,6 +108,14 @@ class Prefixed(Protocol):
 
     @property
     def prompt_prefix(self) -> str: ...
+
+
+@runtime_checkable
+class Templated(Protocol):
+    """A family whose models are published without a chat template. Prompts get no special tokens that it does not write."""
+
+    @property
+    def chat_template(self) -> str: ...
 
 
 @runtime_checkable

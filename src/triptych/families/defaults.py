@@ -212,6 +212,21 @@ AUDIO_DEFAULTS: Mapping[str, Json] = {
 }
 """Audio encoders, by ``model_type``."""
 
+WHISPER_DEFAULTS: Json = {
+    "vocab_size": 51865,
+    "num_mel_bins": 80,
+    "d_model": 384,
+    "encoder_layers": 4,
+    "encoder_ffn_dim": 1536,
+    "decoder_layers": 4,
+    "decoder_attention_heads": 6,
+    "decoder_ffn_dim": 1536,
+    "max_source_positions": 1500,
+    "max_target_positions": 448,
+    "decoder_start_token_id": 50257,
+}
+"""Encoder and decoder of Whisper, whose configuration has no sections."""
+
 QFORMER_DEFAULTS: Json = {
     "hidden_size": 768,
     "num_hidden_layers": 12,
@@ -222,7 +237,7 @@ QFORMER_DEFAULTS: Json = {
 }
 """The projector of Granite Speech (``blip_2_qformer``)."""
 
-TIED_BY_DEFAULT = frozenset({"gemma3", "granite_speech", "internvl"})
+TIED_BY_DEFAULT = frozenset({"gemma3", "granite_speech", "internvl", "whisper"})
 """Model types whose head is the embedding unless the configuration says otherwise."""
 
 CLIP_PROCESSOR_DEFAULTS: Json = {

@@ -12,7 +12,7 @@ from triptych.domain.architecture import Layers, Weights, Work, linear, work_of
 from triptych.domain.media import MediaInfo, Shard
 from triptych.families.anyres import AnyRes
 from triptych.families.base import Family, units_of
-from triptych.families.defaults import AUDIO_DEFAULTS, QFORMER_DEFAULTS, VISION_DEFAULTS
+from triptych.families.defaults import AUDIO_DEFAULTS, QFORMER_DEFAULTS, VISION_DEFAULTS, WHISPER_DEFAULTS
 from triptych.families.fields import integer, section, square
 from triptych.families.gemma3 import Gemma3
 from triptych.families.granite_speech import GraniteSpeech
@@ -261,7 +261,7 @@ def _pairs_in_windows(grid: Grid, merge: int, window: int) -> int:
 # --- sounds -----------------------------------------------------------------------------------------------------------
 
 
-def _whisper(width: int, inner: int, count: int, mels: int, positions: int) -> tuple[int, Work]:
+def _whisper_encoder(width: int, inner: int, count: int, mels: int, positions: int) -> tuple[int, Work]:
     """Parameters of a Whisper encoder, and what a window of ``positions`` rows costs."""
     first, second = linear(_TAPS * mels, width), linear(_TAPS * width, width)
     attention = linear(width, 3 * width, bias=False) + linear(width, width) + Weights(2 * width)
@@ -271,23 +271,28 @@ def _whisper(width: int, inner: int, count: int, mels: int, positions: int) -> t
     return parameters, work_of(2 * positions, first) + work_of(positions, second) + _whole(layers, positions)
 
 
+def _whisper(family: Family, config: Json) -> Encoder:  # noqa: ARG001
+    fields = {**WHISPER_DEFAULTS, **config}
+    names = ("d_model", "encoder_ffn_dim", "encoder_layers", "num_mel_bins", "max_source_positions")
+    width, inner, count, mels, positions = (integer(fields, name) for name in names)
+    parameters, window = _whisper_encoder(width, inner, count, mels, positions)
+    return Encoder(parameters, count, width, lambda _: window)
+
+
 def _qwen2_audio(family: Family, config: Json) -> Encoder:
     fields = section(config, "audio_config", "qwen2_audio_encoder", AUDIO_DEFAULTS)
-    width, positions = integer(fields, "d_model"), integer(fields, "max_source_positions")
-    count = integer(fields, "encoder_layers")
-    parameters, work = _whisper(
-        width, integer(fields, "encoder_ffn_dim"), count, integer(fields, "num_mel_bins"), positions
-    )
-    projector = linear(width, family.hidden_size)
-    window = work + work_of(positions // 2, projector)
-    return Encoder(parameters + projector.stored, count, width, lambda _: window)
+    encoder = _whisper(family, fields)
+    projector = linear(encoder.width, family.hidden_size)
+    projected = work_of(integer(fields, "max_source_positions") // 2, projector)
+    parameters = encoder.parameters + projector.stored
+    return Encoder(parameters, encoder.depth, encoder.width, lambda info: encoder.work(info) + projected)
 
 
 def _voxtral(family: Voxtral, config: Json) -> Encoder:
     fields = section(config, "audio_config", "voxtral_encoder", AUDIO_DEFAULTS)
     width, inner = integer(fields, "d_model", "hidden_size"), integer(fields, "intermediate_size")
     count, positions = integer(fields, "num_hidden_layers"), integer(fields, "max_source_positions")
-    parameters, work = _whisper(width, inner, count, integer(fields, "num_mel_bins"), positions)
+    parameters, work = _whisper_encoder(width, inner, count, integer(fields, "num_mel_bins"), positions)
     projector = linear(inner, family.hidden_size, bias=False) + linear(
         family.hidden_size, family.hidden_size, bias=False
     )
@@ -375,6 +380,7 @@ _ENCODERS: Mapping[str, Callable[[Any, Json], Encoder]] = {
     "qwen3_vl": _qwen,
     "smolvlm": _idefics3,
     "voxtral": _voxtral,
+    "whisper": _whisper,
 }
 
 

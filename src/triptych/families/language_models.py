@@ -47,6 +47,30 @@ def language_model(text: Json, *, tied: bool) -> DecoderArchitecture:
     )
 
 
+def whisper_decoder(config: Json, *, tied: bool) -> DecoderArchitecture:
+    """The decoder of Whisper, whose layers all attend to the states of a clip. Keys have no biases. Raises BadModel."""
+    hidden, inner, vocabulary = (integer(config, name) for name in ("d_model", "decoder_ffn_dim", "vocab_size"))
+    count, heads = integer(config, "decoder_layers"), integer(config, "decoder_attention_heads")
+    positions = integer(config, "max_target_positions")
+    projection, norm, bias = linear(hidden, hidden), Weights(2 * hidden), Weights(hidden)
+    keys_values = linear(hidden, 2 * hidden, bias=False) + bias
+    feed_forward = linear(hidden, inner) + linear(inner, hidden)
+    layers = Layers(count, projection * 2 + keys_values + feed_forward + norm * 2, hidden, hidden)
+    head = linear(hidden, vocabulary, bias=False)
+    return DecoderArchitecture(
+        layers=(layers,),
+        embedding=Weights((vocabulary + positions) * hidden),
+        head=Weights(0, head.used) if tied else head,
+        hidden_size=hidden,
+        context_length=positions,
+        norm_parameters=norm.stored,
+        heads=heads,
+        kv_heads=heads,
+        row_values=2 * hidden + 3 * hidden + inner,
+        cross=CrossLayers(Layers(count, projection * 2 + norm, hidden, hidden), keys_values),
+    )
+
+
 def _layers(text: Json, numbers: Iterable[int]) -> Iterable[Layers]:
     """Layers by their number, equal ones joined: their order says nothing about costs."""
     every = sorted(((_window(text, number) or 0, _is_sparse(text, number)) for number in numbers), reverse=True)

@@ -17,6 +17,7 @@ from triptych.families.qwen2_audio import Qwen2Audio
 from triptych.families.qwen2_vl import Qwen2VL
 from triptych.families.qwen3_vl import Qwen3VL
 from triptych.families.voxtral import Voxtral
+from triptych.families.whisper import Whisper
 
 FAMILIES: Mapping[str, type[WrittenFamily]] = {
     "gemma3": Gemma3,
@@ -33,6 +34,7 @@ FAMILIES: Mapping[str, type[WrittenFamily]] = {
     "qwen3_vl": Qwen3VL,
     "smolvlm": Idefics3,
     "voxtral": Voxtral,
+    "whisper": Whisper,
 }
 """Families by ``model_type`` of ``config.json``."""
 

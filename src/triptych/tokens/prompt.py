@@ -8,7 +8,7 @@ from typing import Self
 from triptych.domain.chat import Message, TextPart
 from triptych.domain.media import MediaInfo, Modality
 from triptych.errors import ContextTooLong, InvalidRequest
-from triptych.families.base import Family, Placeholders, Prefixed, PromptReplacement, Span
+from triptych.families.base import Family, Placeholders, Prefixed, PromptReplacement, Span, Templated
 from triptych.families.generic import StartProcessing
 from triptych.families.model_files import BadModel, ModelFiles
 from triptych.families.registry import load_family
@@ -69,10 +69,13 @@ class PromptBuilder:
             for modality, token_ids in family.replacement_targets.items()
         }
         placeholders = {token_id: _spelled(tokenizer, token_id) for token_id in sorted(family.placeholder_ids)}
-        if files.chat_template is None:
+        source = files.chat_template
+        if source is None and isinstance(family, Templated):
+            source = family.chat_template
+        if source is None:
             raise BadModel("the model directory has no chat template")
         template = ChatTemplate(
-            files.chat_template,
+            source,
             tokenizer.special_tokens,
             tools_source=files.tools_template,
             placeholders=targets,
@@ -102,7 +105,8 @@ class PromptBuilder:
         text = self._replace(text, infos, replacements)
         if isinstance(self.family, Prefixed) and not text.startswith(self.family.prompt_prefix):
             text = self.family.prompt_prefix + text
-        token_ids = self.tokenizer.encode_prompt(text, max_chars=max_chars)
+        encode = self.tokenizer.encode if isinstance(self.family, Templated) else self.tokenizer.encode_prompt
+        token_ids = encode(text, max_chars=max_chars)
         positions = [part for replacement in replacements for part in replacement if isinstance(part, Placeholders)]
         filled = sum(part.count for part in positions)
         total = len(token_ids) + filled - len(positions)

@@ -89,6 +89,12 @@ class TinyFamily(ABC):
     context: int = 2048
     text: ClassVar[Mapping[str, Any]] = {}
     """Of the language model's configuration, beside what the family sets."""
+    generation: ClassVar[Mapping[str, Any]] = {}
+    """Of ``generation_config.json``, beside what all have."""
+    items: int | None = None
+    """Items of every request, where the model takes no other number."""
+    prompt_name: ClassVar[str] = "input_ids"
+    """Argument of ``generate`` that has the prompt's tokens."""
 
     @property
     def model_type(self) -> str:
@@ -108,7 +114,8 @@ class TinyFamily(ABC):
         transformers.utils.logging.disable_progress_bar()
         torch.manual_seed(self.seed)
         model = self.model()
-        model.generation_config = transformers.GenerationConfig(eos_token_id=EOS, pad_token_id=0, do_sample=False)
+        usual = {"eos_token_id": EOS, "pad_token_id": 0, "do_sample": False}
+        model.generation_config = transformers.GenerationConfig(**usual, **self.generation)
         model.save_pretrained(directory)
         self.processor().save_pretrained(directory)
 
@@ -119,6 +126,25 @@ class TinyFamily(ABC):
         """A random item; sizes and shapes vary."""
         assert modality is Modality.IMAGE
         return random_image(rng, rng.randrange(8, 90), rng.randrange(8, 90))
+
+    def text_before(self, rng: random.Random) -> str:
+        """Text that a question begins with."""
+        return random_text(rng)
+
+    def text_after(self, rng: random.Random) -> str:
+        """Text that follows an item."""
+        return random_text(rng)
+
+    def other_ending(self, text: str) -> str:
+        """Another last text for the same question."""
+        return text + " cb"
+
+    def prompt(self, processor: Any, content: list[dict[str, str]]) -> str:
+        """The text of a prompt with one user message, without transformers' treatment of items."""
+        rendered: str = processor.apply_chat_template(
+            [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
+        )
+        return rendered
 
     def inputs(self, processor: Any, text: str, items: Sequence[Item]) -> Any:
         """The processor's output for a templated prompt: the input of ``generate``."""
@@ -312,18 +338,24 @@ class Case:
     def question(self, seed: int, items: int) -> Question:
         """Texts around ``items`` items of random modalities and sizes."""
         rng = random.Random(seed)
-        parts: list[str | Item] = [_text(rng)]
-        for _ in range(items):
-            parts += [self.tiny.item(rng, rng.choice(self.tiny.targets)[0]), _text(rng)]
+        parts: list[str | Item] = [self.tiny.text_before(rng)]
+        for _ in range(items if self.tiny.items is None else self.tiny.items):
+            parts += [self.tiny.item(rng, rng.choice(self.tiny.targets)[0]), self.tiny.text_after(rng)]
         return tuple(parts)
 
     def question_of(self, seed: int, *modalities: Modality) -> Question:
         """Texts around one item of each of these."""
         rng = random.Random(seed)
-        parts: list[str | Item] = [_text(rng)]
-        for modality in modalities:
-            parts += [self.tiny.item(rng, modality), _text(rng)]
+        parts: list[str | Item] = [self.tiny.text_before(rng)]
+        for modality in modalities[: self.tiny.items]:
+            parts += [self.tiny.item(rng, modality), self.tiny.text_after(rng)]
         return tuple(parts)
+
+    def with_other_ending(self, question: Question) -> Question:
+        """The same prefix, items included, with another last text."""
+        *beginning, last = question
+        assert isinstance(last, str)
+        return (*beginning, self.tiny.other_ending(last))
 
     def request(self, name: str, question: Question, max_tokens: int) -> EngineRequest:
         """A request as router and encoder build it; its prompt must equal the processor's."""
@@ -331,7 +363,7 @@ class Case:
         infos = as_in_request(self.builder.family, [item.info for item in found])
         items = [replace(item, info=info) for item, info in zip(found, infos, strict=True)]
         prompt = self.builder.build([message_of(question)], infos)
-        assert list(prompt.token_ids) == self._inputs(question)["input_ids"][0].tolist()
+        assert list(prompt.token_ids) == self._inputs(question)[self.tiny.prompt_name][0].tolist()
         embeddings: list[EmbeddingInput] = []
         for item, run, (tokens, tensors) in zip(items, prompt.runs, self.encode(self.directory, items), strict=True):
             assert tokens == run.tokens
@@ -352,25 +384,22 @@ class Case:
             {"type": "text", "text": part} if isinstance(part, str) else {"type": part.info.modality.value}
             for part in question
         ]
-        text = self._processor.apply_chat_template(
-            [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
-        )
-        return self.tiny.inputs(self._processor, text, items_of(question))
+        return self.tiny.inputs(self._processor, self.tiny.prompt(self._processor, content), items_of(question))
 
     def _generate(self, question: Question, max_tokens: int) -> list[int]:
         inputs = self._inputs(question)
         out = self._whole.generate(
-            **inputs, max_new_tokens=max_tokens, do_sample=False, output_logits=True, return_dict_in_generate=True
+            **inputs, max_new_tokens=max_tokens, do_sample=False, output_scores=True, return_dict_in_generate=True
         )
-        best = torch.stack(out.logits)[:, 0].topk(2).values
+        best = torch.stack(out.scores)[:, 0].topk(2).values
         margin = float((best[:, 0] - best[:, 1]).min())
         if margin <= self.margin:
             raise Unclear(f"choose another seed: the reference is not clear ({margin:.1e})")
-        tokens: list[int] = out.sequences[0, inputs["input_ids"].shape[1] :].tolist()
+        tokens: list[int] = out.sequences[0, inputs[self.tiny.prompt_name].shape[1] :].tolist()
         return tokens
 
 
-def _text(rng: random.Random) -> str:
+def random_text(rng: random.Random) -> str:
     return "".join(rng.choice(_LETTERS) for _ in range(rng.randrange(3, 16))) + "!"
 
 
@@ -380,13 +409,6 @@ def message_of(question: Question) -> Message:
         TextPart(part) if isinstance(part, str) else MediaPart(part.info.modality, part.media) for part in question
     ]
     return Message("user", tuple(parts))
-
-
-def with_other_ending(question: Question) -> Question:
-    """The same prefix, items included, with another last text."""
-    *beginning, last = question
-    assert isinstance(last, str)
-    return (*beginning, last + " cb")
 
 
 def renamed(request: EngineRequest, name: str) -> EngineRequest:

@@ -16,7 +16,7 @@ from triptych.domain.stage import ModelPart
 from triptych.engine.checkpoint import Checkpoint, open_checkpoint
 from triptych.engine.families.registry import adapters_of
 from triptych.engine.media.item import LocalDecoding
-from triptych.engine.weight_loading import LANGUAGE_MODELS, load_part
+from triptych.engine.weight_loading import HEADS, LANGUAGE_MODELS, load_part
 from triptych.families.architecture import Architecture
 from triptych.families.base import as_in_request
 from triptych.families.model_files import ModelFiles
@@ -76,25 +76,28 @@ def test_a_decoder_has_these_parameters_operations_and_kv_bytes(made: tuple[Tiny
     cls = getattr(transformers, checkpoint.architecture)
     whole = cls.from_pretrained(checkpoint.directory, dtype=torch.float32, attn_implementation="eager").eval()
     language = next(getattr(whole.model, name) for name in LANGUAGE_MODELS if hasattr(whole.model, name))
+    head = next(getattr(whole, name) for name in HEADS if hasattr(whole, name))
     for tokens in (1, 13):
         token_ids = torch.full((1, tokens), 100)
-        run = lambda: whole.lm_head(language(input_ids=token_ids, use_cache=False)[0][:, -1:])  # noqa: B023, E731
+        run = lambda: head(language(input_ids=token_ids, use_cache=False)[0][:, -1:])  # noqa: B023, E731
         masked = sum(layers.work(0, tokens**2 - layers.pairs(tokens)).flops for layers in decoder.layers)
         assert decoder.prefill(tokens).flops + masked == counted(run)
 
 
-def test_cross_attention_adds_its_layers_to_prompts_with_items(tmp_path: Path) -> None:
-    TINIES["mllama"].make(tmp_path)
+@pytest.mark.parametrize(
+    ("name", "argument"), [("mllama", "cross_attention_states"), ("whisper", "encoder_hidden_states")]
+)
+def test_cross_attention_adds_its_layers_to_prompts_with_items(tmp_path: Path, name: str, argument: str) -> None:
+    TINIES[name].make(tmp_path)
     decoder = Architecture.load(ModelFiles.load(tmp_path)).decoder
     assert decoder.cross is not None
-    whole = transformers.MllamaForConditionalGeneration.from_pretrained(
-        tmp_path, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+    cls = getattr(transformers, f"{name.capitalize()}ForConditionalGeneration")
+    whole = cls.from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="eager").eval()
     token_ids, states = torch.full((1, 7), 100), torch.zeros(1, 12, decoder.hidden_size)
-    language = whole.model.language_model
+    language = next(getattr(whole.model, part) for part in LANGUAGE_MODELS if hasattr(whole.model, part))
     without, added = (
         counted(lambda: language(input_ids=token_ids, use_cache=False, **more))  # noqa: B023  # called at once
-        for more in ({}, {"cross_attention_states": states})
+        for more in ({}, {argument: states})
     )
     assert decoder.cross.work(7, 12, new_states=12).flops == added - without
 

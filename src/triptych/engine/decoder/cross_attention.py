@@ -7,7 +7,7 @@ refused.
 """
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -19,6 +19,8 @@ CROSS_ATTENTION = "triptych_cross"
 
 KeysValues = tuple[torch.Tensor, torch.Tensor]
 """Keys and values, each [kv heads, states, head size]."""
+Project = Callable[[Any, torch.Tensor], KeysValues]
+"""Computes the keys and values of a cross-attention layer from states [n, hidden]."""
 
 
 class Zone(NamedTuple):
@@ -56,18 +58,17 @@ class CrossPart:
 class CrossCache:
     """Cached keys and values of states, at most ``nbytes``; freed with their prompt's ``CrossStates``."""
 
-    def __init__(self, *, layers: int, nbytes: int = 0) -> None:
+    def __init__(self, *, layers: int, project: Project, nbytes: int = 0) -> None:
         self.nbytes = nbytes
         self._layers = layers
+        self._project = project
         self.used_nbytes = 0
 
     def project(self, layer: Any, states: CrossStates) -> KeysValues:
         """Keys and values of a cross-attention layer, cached if there is room for all layers'."""
         if states.kept is not None and layer.layer_idx in states.kept:
             return states.kept[layer.layer_idx]
-        shape = (len(states.states), layer.num_key_value_heads, layer.head_dim)
-        keys = layer.k_norm(layer.k_proj(states.states).view(shape).transpose(0, 1))
-        values = layer.v_proj(states.states).view(shape).transpose(0, 1)
+        keys, values = self._project(layer, states.states)
         if states.kept is None:
             self._keep(states, self._layers * (keys.nbytes + values.nbytes))
         if states.kept is not None:

@@ -35,8 +35,8 @@ class EngineOptions:
     quarters of the target on an idle instance. Role EPD: likewise for what is encoded beside a step of decodes.
     """
     cross_cache_bytes: Count = 1 << 30
-    """KV memory of images in cross-attention layers (Llama 3.2 Vision); those that do not fit are recomputed in every
-    step."""
+    """KV memory of images (Llama 3.2 Vision) and clips (Whisper) in cross-attention layers; those that do not fit are
+    recomputed in every step."""
     enforce_eager: bool = False
     """On a GPU, do not capture CUDA graphs: less memory and a faster start, but slower decoding and short prompts. On a CPU, with float32, do
     not use kernels compiled for the processor."""

@@ -92,6 +92,9 @@ def accept(
         for given, positions in zip(request.embeddings, checked.positions, strict=True)
     )
     plan = adapter.plan(list(request.token_ids), items)
+    if plan.grammar is not None and request.grammar is not None:
+        raise InvalidRequest("the model's answers have a form of their own", param="response_format")
+    grammar = request.grammar if plan.grammar is None else plan.grammar
     keyed, salt = _identity(request, items, looks_ahead=adapter.looks_ahead)
     prefix_hashes = None
     if limits.shares_prefixes and keyed is not None:
@@ -115,7 +118,7 @@ def accept(
             sampling=sampling,
             end_ids=end_ids,
             prompt_ids=prompt_ids,
-            grammar=request.grammar.fork() if request.grammar is not None else None,
+            grammar=grammar.fork() if grammar is not None else None,
             prefixes=PrefixHashes(keyed, salt=salt) if keyed is not None else None,
             arriving=request.arriving,
         )

@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from triptych.domain.embedding import EMBEDS, TensorSpec
+from triptych.domain.engine import TokenGrammar
 from triptych.domain.media import Shard
 from triptych.engine.media.item import MediaItem
 from triptych.families.base import Span
@@ -91,6 +92,8 @@ class PromptPlan:
     """Spans whose positions attend to each other in both directions; a chunk contains all of one or nothing."""
     indivisible: int = 0
     """Positions from the first one on that are computed in one pass, which computes nothing else; 0 where any may be."""
+    grammar: TokenGrammar | None = None
+    """The model's own rule of what its answer may be; None: any tokens."""
     extra: Any = None
     """The adapter's own read-only data for ``inputs``."""
 

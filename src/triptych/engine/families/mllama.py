@@ -14,10 +14,12 @@ from triptych.engine.decoder.cross_attention import (
     CrossCache,
     CrossPass,
     CrossStates,
+    KeysValues,
     Zone,
     cross_parts,
 )
 from triptych.engine.families.adapters import Features, ForwardPart, PlacedItem, PromptPlan
+from triptych.engine.families.plain import PlainDecoder
 from triptych.engine.media.image_processor import ImagePreparer
 from triptych.engine.media.item import MediaItem
 from triptych.engine.tensors import domain_dtype
@@ -47,7 +49,7 @@ class MllamaEncoder:
         return [(state[:count], state[count:]) for state, count in zip(states, tiles, strict=True)]
 
 
-class MllamaDecoder:
+class MllamaDecoder(PlainDecoder):
     """The states of a request's images are concatenated: all tiles, then all padding.
 
     So each position attends to one contiguous range. Text before all images attends to everything, padding included,
@@ -55,9 +57,9 @@ class MllamaDecoder:
     """
 
     def __init__(self, model: PreTrainedModel, checkpoint: Checkpoint) -> None:
+        super().__init__(model, checkpoint)
         if not isinstance(checkpoint.family, Mllama):
             raise BadModel(f"{checkpoint.family.model_type} is not Llama 3.2 Vision")
-        self._model: Any = model
         self._family = checkpoint.family
         decoder: Any = self.decoder
         crossing = set(decoder.config.cross_attention_layers)
@@ -69,15 +71,10 @@ class MllamaDecoder:
         for index, layer in enumerate(self_attentions):  # only these use the KV cache
             layer.layer_idx = index
         decoder.config.num_hidden_layers = len(self_attentions)
-        self._cache = CrossCache(layers=len(layers))
+        self._cache = CrossCache(layers=len(layers), project=_keys_values)
 
     def keep_at_most(self, nbytes: int) -> None:
         self._cache.nbytes = nbytes
-
-    @property
-    def decoder(self) -> PreTrainedModel:
-        decoder: PreTrainedModel = self._model.model.language_model
-        return decoder
 
     def accepts(self, tokens: int, tensors: Sequence[TensorSpec]) -> bool:
         names, shapes = [tensor.name for tensor in tensors], [tensor.shape for tensor in tensors]
@@ -106,10 +103,6 @@ class MllamaDecoder:
         return True
 
     @property
-    def has_spans(self) -> bool:
-        return False
-
-    @property
     def supports_cuda_graphs(self) -> bool:
         """False: the states that a position attends to are looked up in every pass."""
         return False
@@ -132,9 +125,11 @@ class MllamaDecoder:
             "full_text_row_masked_out_mask": sighted,
         }
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self._model.lm_head(hidden)
-        return logits
+
+def _keys_values(layer: Any, states: torch.Tensor) -> KeysValues:
+    shape = (len(states), layer.num_key_value_heads, layer.head_dim)
+    keys = layer.k_norm(layer.k_proj(states).view(shape).transpose(0, 1))
+    return keys, layer.v_proj(states).view(shape).transpose(0, 1)
 
 
 def _zones(places: Sequence[int], ends: Sequence[int]) -> Iterator[Zone]:

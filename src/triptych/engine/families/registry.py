@@ -19,6 +19,7 @@ from triptych.engine.families.qwen2_audio import Qwen2AudioEncoder
 from triptych.engine.families.qwen_vl import QwenDecoder, QwenEncoder
 from triptych.engine.families.tiles import TileEncoder
 from triptych.engine.families.voxtral import VoxtralEncoder
+from triptych.engine.families.whisper import WhisperDecoder, WhisperEncoder
 from triptych.families.generic import GenericFamily
 from triptych.families.model_files import BadModel
 
@@ -46,6 +47,7 @@ ADAPTERS: Mapping[str, Adapters] = {
     "qwen3_vl": Adapters(encoder=QwenEncoder, decoder=QwenDecoder),
     "smolvlm": Adapters(encoder=Idefics3Encoder, decoder=PlainDecoder),
     "voxtral": Adapters(encoder=VoxtralEncoder, decoder=PlainDecoder),
+    "whisper": Adapters(encoder=WhisperEncoder, decoder=WhisperDecoder),
 }
 """Adapters by ``model_type``, as in ``triptych.families.registry.FAMILIES``."""
 
