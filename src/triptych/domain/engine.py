@@ -64,6 +64,9 @@ class EngineRequest:
     arriving: int = 0
     """Leading positions that ``KvAccess.unpack`` will bring, of each choice to run, or of those that get most: it takes
     memory for them when it starts, and computes nothing until ``arrived``."""
+    lora: str = ""
+    """Digest of its LoRA adapter, which the engine must have; empty without one. Prefixes are shared only between requests with the
+    same."""
 
     @property
     def begun(self) -> Mapping[int, tuple[int, ...]]:

@@ -71,6 +71,8 @@ class TextRequest:
     """How long the instance keeps segments that it transfers. 0 from a caller that takes no ``KvTransferred``."""
     whole: bool = False
     """As in ``ChatRequest``: after the first tokens, the others may wait a moment for each other."""
+    lora: str = ""
+    """Digest of the LoRA adapter that it is computed with; empty without one."""
 
     @property
     def begun(self) -> Mapping[int, tuple[int, ...]]:

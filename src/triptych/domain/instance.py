@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from triptych.domain.embedding import DType
 from triptych.domain.embedding_hints import EmbeddingHints
+from triptych.domain.lora import LoadedLora
 from triptych.domain.profile import ProfileIdentity
 from triptych.domain.record import record
 from triptych.domain.stage import ModelPart, Role, Stage
@@ -34,6 +35,12 @@ class ModelInfo:
     dtype: DType
     hidden_size: int
     context_length: int
+    parent: str = ""
+    """Of a LoRA adapter that is served as a model: the id of its base. Empty for a model of its own."""
+
+    def with_lora(self, lora: LoadedLora) -> "ModelInfo":
+        """The model that this one is with an adapter."""
+        return replace(self, model_id=lora.name, revision=lora.digest, parent=self.model_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +205,8 @@ class InstanceLoad:
     """Closed stages of an instance that switches, which it could open, where there is something to report."""
     limits: LimitsReport | None = None
     """Limits of its batches. None where they cannot change while it runs."""
+    loras: tuple[LoadedLora, ...] = ()
+    """The LoRA adapters that it takes requests for, by name."""
 
     def at(self, stage: Stage) -> StageLoad:
         return self.stages.get(stage, _NO_LOAD)

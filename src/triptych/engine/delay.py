@@ -133,6 +133,7 @@ class DelayTextEngine:
     preemptions = 0
     kv_copies = KvCopies()
     weights = None
+    loras = None
 
     def __init__(
         self,

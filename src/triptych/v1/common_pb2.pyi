@@ -209,18 +209,58 @@ class SamplingParams(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., seed: _Optional[int] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., ignore_eos: _Optional[bool] = ..., min_p: _Optional[float] = ..., n: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., repetition_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., logit_bias: _Optional[_Iterable[_Union[LogitBias, _Mapping]]] = ..., logprobs: _Optional[int] = ..., response_format: _Optional[_Union[ResponseFormat, _Mapping]] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("model_id", "revision", "dtype", "hidden_size", "context_length")
+    __slots__ = ("model_id", "revision", "dtype", "hidden_size", "context_length", "parent")
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     HIDDEN_SIZE_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
     model_id: str
     revision: str
     dtype: DType
     hidden_size: int
     context_length: int
-    def __init__(self, model_id: _Optional[str] = ..., revision: _Optional[str] = ..., dtype: _Optional[_Union[DType, str]] = ..., hidden_size: _Optional[int] = ..., context_length: _Optional[int] = ...) -> None: ...
+    parent: str
+    def __init__(self, model_id: _Optional[str] = ..., revision: _Optional[str] = ..., dtype: _Optional[_Union[DType, str]] = ..., hidden_size: _Optional[int] = ..., context_length: _Optional[int] = ..., parent: _Optional[str] = ...) -> None: ...
+
+class LoadedLora(_message.Message):
+    __slots__ = ("name", "digest", "rank", "nbytes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    digest: str
+    rank: int
+    nbytes: int
+    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., rank: _Optional[int] = ..., nbytes: _Optional[int] = ...) -> None: ...
+
+class LoadLoraRequest(_message.Message):
+    __slots__ = ("name", "directory", "parent")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    directory: str
+    parent: str
+    def __init__(self, name: _Optional[str] = ..., directory: _Optional[str] = ..., parent: _Optional[str] = ...) -> None: ...
+
+class LoadLoraResponse(_message.Message):
+    __slots__ = ("lora",)
+    LORA_FIELD_NUMBER: _ClassVar[int]
+    lora: LoadedLora
+    def __init__(self, lora: _Optional[_Union[LoadedLora, _Mapping]] = ...) -> None: ...
+
+class UnloadLoraRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class UnloadLoraResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class Alternative(_message.Message):
     __slots__ = ("token_id", "token", "logprob")

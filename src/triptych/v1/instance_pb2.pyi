@@ -205,17 +205,19 @@ class LimitsReport(_message.Message):
     def __init__(self, limits: _Optional[_Union[InstanceLimits, _Mapping]] = ..., version: _Optional[int] = ..., by_hand: _Optional[bool] = ..., fault: _Optional[str] = ...) -> None: ...
 
 class InstanceLoad(_message.Message):
-    __slots__ = ("stages", "draining", "hints", "stages_version", "closed", "limits")
+    __slots__ = ("stages", "draining", "hints", "stages_version", "closed", "limits", "loras")
     STAGES_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     HINTS_FIELD_NUMBER: _ClassVar[int]
     STAGES_VERSION_FIELD_NUMBER: _ClassVar[int]
     CLOSED_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
+    LORAS_FIELD_NUMBER: _ClassVar[int]
     stages: _containers.RepeatedCompositeFieldContainer[StageLoad]
     draining: bool
     hints: EmbeddingHints
     stages_version: int
     closed: _containers.RepeatedCompositeFieldContainer[ClosedStage]
     limits: LimitsReport
-    def __init__(self, stages: _Optional[_Iterable[_Union[StageLoad, _Mapping]]] = ..., draining: _Optional[bool] = ..., hints: _Optional[_Union[EmbeddingHints, _Mapping]] = ..., stages_version: _Optional[int] = ..., closed: _Optional[_Iterable[_Union[ClosedStage, _Mapping]]] = ..., limits: _Optional[_Union[LimitsReport, _Mapping]] = ...) -> None: ...
+    loras: _containers.RepeatedCompositeFieldContainer[_common_pb2.LoadedLora]
+    def __init__(self, stages: _Optional[_Iterable[_Union[StageLoad, _Mapping]]] = ..., draining: _Optional[bool] = ..., hints: _Optional[_Union[EmbeddingHints, _Mapping]] = ..., stages_version: _Optional[int] = ..., closed: _Optional[_Iterable[_Union[ClosedStage, _Mapping]]] = ..., limits: _Optional[_Union[LimitsReport, _Mapping]] = ..., loras: _Optional[_Iterable[_Union[_common_pb2.LoadedLora, _Mapping]]] = ...) -> None: ...

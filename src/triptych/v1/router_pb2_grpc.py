@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from triptych.v1 import common_pb2 as triptych_dot_v1_dot_common__pb2
 from triptych.v1 import router_pb2 as triptych_dot_v1_dot_router__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
@@ -68,6 +69,16 @@ class RouterStub:
                 request_serializer=triptych_dot_v1_dot_router__pb2.ResolveRequest.SerializeToString,
                 response_deserializer=triptych_dot_v1_dot_router__pb2.ResolveResponse.FromString,
                 _registered_method=True)
+        self.LoadLora = channel.unary_unary(
+                '/triptych.v1.Router/LoadLora',
+                request_serializer=triptych_dot_v1_dot_common__pb2.LoadLoraRequest.SerializeToString,
+                response_deserializer=triptych_dot_v1_dot_common__pb2.LoadLoraResponse.FromString,
+                _registered_method=True)
+        self.UnloadLora = channel.unary_unary(
+                '/triptych.v1.Router/UnloadLora',
+                request_serializer=triptych_dot_v1_dot_common__pb2.UnloadLoraRequest.SerializeToString,
+                response_deserializer=triptych_dot_v1_dot_common__pb2.UnloadLoraResponse.FromString,
+                _registered_method=True)
 
 
 class RouterServicer:
@@ -118,6 +129,20 @@ class RouterServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadLora(self, request, context):
+        """At all text instances of the model that do not have it; at none if one cannot load it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadLora(self, request, context):
+        """At all text instances.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RouterServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -150,6 +175,16 @@ def add_RouterServicer_to_server(servicer, server):
                     servicer.Resolve,
                     request_deserializer=triptych_dot_v1_dot_router__pb2.ResolveRequest.FromString,
                     response_serializer=triptych_dot_v1_dot_router__pb2.ResolveResponse.SerializeToString,
+            ),
+            'LoadLora': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadLora,
+                    request_deserializer=triptych_dot_v1_dot_common__pb2.LoadLoraRequest.FromString,
+                    response_serializer=triptych_dot_v1_dot_common__pb2.LoadLoraResponse.SerializeToString,
+            ),
+            'UnloadLora': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadLora,
+                    request_deserializer=triptych_dot_v1_dot_common__pb2.UnloadLoraRequest.FromString,
+                    response_serializer=triptych_dot_v1_dot_common__pb2.UnloadLoraResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -318,6 +353,60 @@ class Router:
             '/triptych.v1.Router/Resolve',
             triptych_dot_v1_dot_router__pb2.ResolveRequest.SerializeToString,
             triptych_dot_v1_dot_router__pb2.ResolveResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadLora(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/triptych.v1.Router/LoadLora',
+            triptych_dot_v1_dot_common__pb2.LoadLoraRequest.SerializeToString,
+            triptych_dot_v1_dot_common__pb2.LoadLoraResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadLora(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/triptych.v1.Router/UnloadLora',
+            triptych_dot_v1_dot_common__pb2.UnloadLoraRequest.SerializeToString,
+            triptych_dot_v1_dot_common__pb2.UnloadLoraResponse.FromString,
             options,
             channel_credentials,
             insecure,

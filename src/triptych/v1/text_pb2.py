@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from triptych.v1 import common_pb2 as triptych_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16triptych/v1/text.proto\x12\x0btriptych.v1\x1a\x18triptych/v1/common.proto\"`\n\tPlacement\x12\x0c\n\x04item\x18\x01 \x01(\r\x12\r\n\x05start\x18\x02 \x01(\r\x12#\n\x06ticket\x18\x03 \x01(\x0b\x32\x13.triptych.v1.Ticket\x12\x11\n\tcontinues\x18\x04 \x01(\x08\"\xbb\x03\n\x0bTextRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12*\n\nplacements\x18\x04 \x03(\x0b\x32\x16.triptych.v1.Placement\x12-\n\x08sampling\x18\x05 \x01(\x0b\x32\x1b.triptych.v1.SamplingParams\x12\x10\n\x08priority\x18\x06 \x01(\x12\x12\x13\n\x0btenant_salt\x18\x07 \x01(\x0c\x12\x34\n\x08position\x18\x11 \x01(\x0b\x32\".triptych.v1.RelativeQueuePosition\x12/\n\tcontinued\x18\n \x03(\x0b\x32\x1c.triptych.v1.ContinuedChoice\x12\r\n\x05\x65\x61rly\x18\r \x01(\x08\x12\x14\n\x0ctransfers_kv\x18\x0e \x01(\x08\x12-\n\x0bkv_segments\x18\x0f \x03(\x0b\x32\x18.triptych.v1.KvPlacement\x12\x12\n\nkv_lease_s\x18\x10 \x01(\x01\x12\r\n\x05whole\x18\x12 \x01(\x08J\x04\x08\x08\x10\tJ\x04\x08\t\x10\nJ\x04\x08\x0b\x10\x0cJ\x04\x08\x0c\x10\r\"R\n\x0bKvPlacement\x12\r\n\x05\x66irst\x18\x01 \x01(\r\x12#\n\x06ticket\x18\x02 \x01(\x0b\x32\x13.triptych.v1.Ticket\x12\x0f\n\x07\x63hoices\x18\x03 \x03(\r\"R\n\rSealedSegment\x12+\n\tplacement\x18\x01 \x01(\x0b\x32\x18.triptych.v1.KvPlacement\x12\x14\n\x0crouter_lease\x18\x02 \x01(\x0c\"P\n\rKvTransferred\x12,\n\x08segments\x18\x01 \x03(\x0b\x32\x1a.triptych.v1.SealedSegment\x12\x11\n\tprefill_s\x18\x02 \x01(\x01\"q\n\x08KvReport\x12\x15\n\rpulled_tokens\x18\x01 \x01(\x04\x12\x15\n\rcached_tokens\x18\x02 \x01(\x04\x12\x17\n\x0f\x63omputed_tokens\x18\x03 \x01(\x04\x12\x0e\n\x06nbytes\x18\x04 \x01(\x04\x12\x0e\n\x06pull_s\x18\x05 \x01(\x01\"_\n\nPullReport\x12\x0c\n\x04item\x18\x01 \x01(\r\x12\x0f\n\x07\x62\x61\x63kend\x18\x02 \x01(\t\x12\x0e\n\x06nbytes\x18\x03 \x01(\x04\x12\x12\n\nduration_s\x18\x04 \x01(\x01\x12\x0e\n\x06\x63\x61\x63hed\x18\x05 \x01(\x08\"s\n\x05Ready\x12&\n\x05pulls\x18\x01 \x03(\x0b\x32\x17.triptych.v1.PullReport\x12\x0f\n\x07queue_s\x18\x02 \x01(\x01\x12\x0e\n\x06pull_s\x18\x03 \x01(\x01\x12!\n\x02kv\x18\x04 \x01(\x0b\x32\x15.triptych.v1.KvReport\"\xaf\x01\n\x08\x46inished\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.triptych.v1.FinishReason\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x11\n\tprefill_s\x18\x03 \x01(\x01\x12\x10\n\x08\x64\x65\x63ode_s\x18\x04 \x01(\x01\x12\x0e\n\x06\x63hoice\x18\x05 \x01(\r\x12\x13\n\x0bpreemptions\x18\x06 \x01(\r\x12\x13\n\x0bpreempted_s\x18\x07 \x01(\x01\"\xc4\x01\n\tTextEvent\x12#\n\x05ready\x18\x01 \x01(\x0b\x32\x12.triptych.v1.ReadyH\x00\x12(\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x17.triptych.v1.TokenChunkH\x00\x12)\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x15.triptych.v1.FinishedH\x00\x12\x34\n\x0ekv_transferred\x18\x04 \x01(\x0b\x32\x1a.triptych.v1.KvTransferredH\x00\x42\x07\n\x05\x65vent\"4\n\nTextEvents\x12&\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x16.triptych.v1.TextEvent2G\n\x04Text\x12?\n\x08Generate\x12\x18.triptych.v1.TextRequest\x1a\x17.triptych.v1.TextEvents0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16triptych/v1/text.proto\x12\x0btriptych.v1\x1a\x18triptych/v1/common.proto\"`\n\tPlacement\x12\x0c\n\x04item\x18\x01 \x01(\r\x12\r\n\x05start\x18\x02 \x01(\r\x12#\n\x06ticket\x18\x03 \x01(\x0b\x32\x13.triptych.v1.Ticket\x12\x11\n\tcontinues\x18\x04 \x01(\x08\"\xc9\x03\n\x0bTextRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12*\n\nplacements\x18\x04 \x03(\x0b\x32\x16.triptych.v1.Placement\x12-\n\x08sampling\x18\x05 \x01(\x0b\x32\x1b.triptych.v1.SamplingParams\x12\x10\n\x08priority\x18\x06 \x01(\x12\x12\x13\n\x0btenant_salt\x18\x07 \x01(\x0c\x12\x34\n\x08position\x18\x11 \x01(\x0b\x32\".triptych.v1.RelativeQueuePosition\x12/\n\tcontinued\x18\n \x03(\x0b\x32\x1c.triptych.v1.ContinuedChoice\x12\r\n\x05\x65\x61rly\x18\r \x01(\x08\x12\x14\n\x0ctransfers_kv\x18\x0e \x01(\x08\x12-\n\x0bkv_segments\x18\x0f \x03(\x0b\x32\x18.triptych.v1.KvPlacement\x12\x12\n\nkv_lease_s\x18\x10 \x01(\x01\x12\r\n\x05whole\x18\x12 \x01(\x08\x12\x0c\n\x04lora\x18\x13 \x01(\tJ\x04\x08\x08\x10\tJ\x04\x08\t\x10\nJ\x04\x08\x0b\x10\x0cJ\x04\x08\x0c\x10\r\"R\n\x0bKvPlacement\x12\r\n\x05\x66irst\x18\x01 \x01(\r\x12#\n\x06ticket\x18\x02 \x01(\x0b\x32\x13.triptych.v1.Ticket\x12\x0f\n\x07\x63hoices\x18\x03 \x03(\r\"R\n\rSealedSegment\x12+\n\tplacement\x18\x01 \x01(\x0b\x32\x18.triptych.v1.KvPlacement\x12\x14\n\x0crouter_lease\x18\x02 \x01(\x0c\"P\n\rKvTransferred\x12,\n\x08segments\x18\x01 \x03(\x0b\x32\x1a.triptych.v1.SealedSegment\x12\x11\n\tprefill_s\x18\x02 \x01(\x01\"q\n\x08KvReport\x12\x15\n\rpulled_tokens\x18\x01 \x01(\x04\x12\x15\n\rcached_tokens\x18\x02 \x01(\x04\x12\x17\n\x0f\x63omputed_tokens\x18\x03 \x01(\x04\x12\x0e\n\x06nbytes\x18\x04 \x01(\x04\x12\x0e\n\x06pull_s\x18\x05 \x01(\x01\"_\n\nPullReport\x12\x0c\n\x04item\x18\x01 \x01(\r\x12\x0f\n\x07\x62\x61\x63kend\x18\x02 \x01(\t\x12\x0e\n\x06nbytes\x18\x03 \x01(\x04\x12\x12\n\nduration_s\x18\x04 \x01(\x01\x12\x0e\n\x06\x63\x61\x63hed\x18\x05 \x01(\x08\"s\n\x05Ready\x12&\n\x05pulls\x18\x01 \x03(\x0b\x32\x17.triptych.v1.PullReport\x12\x0f\n\x07queue_s\x18\x02 \x01(\x01\x12\x0e\n\x06pull_s\x18\x03 \x01(\x01\x12!\n\x02kv\x18\x04 \x01(\x0b\x32\x15.triptych.v1.KvReport\"\xaf\x01\n\x08\x46inished\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.triptych.v1.FinishReason\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x11\n\tprefill_s\x18\x03 \x01(\x01\x12\x10\n\x08\x64\x65\x63ode_s\x18\x04 \x01(\x01\x12\x0e\n\x06\x63hoice\x18\x05 \x01(\r\x12\x13\n\x0bpreemptions\x18\x06 \x01(\r\x12\x13\n\x0bpreempted_s\x18\x07 \x01(\x01\"\xc4\x01\n\tTextEvent\x12#\n\x05ready\x18\x01 \x01(\x0b\x32\x12.triptych.v1.ReadyH\x00\x12(\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x17.triptych.v1.TokenChunkH\x00\x12)\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x15.triptych.v1.FinishedH\x00\x12\x34\n\x0ekv_transferred\x18\x04 \x01(\x0b\x32\x1a.triptych.v1.KvTransferredH\x00\x42\x07\n\x05\x65vent\"4\n\nTextEvents\x12&\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x16.triptych.v1.TextEvent2\xdf\x01\n\x04Text\x12?\n\x08Generate\x12\x18.triptych.v1.TextRequest\x1a\x17.triptych.v1.TextEvents0\x01\x12G\n\x08LoadLora\x12\x1c.triptych.v1.LoadLoraRequest\x1a\x1d.triptych.v1.LoadLoraResponse\x12M\n\nUnloadLora\x12\x1e.triptych.v1.UnloadLoraRequest\x1a\x1f.triptych.v1.UnloadLoraResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,25 +35,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PLACEMENT']._serialized_start=65
   _globals['_PLACEMENT']._serialized_end=161
   _globals['_TEXTREQUEST']._serialized_start=164
-  _globals['_TEXTREQUEST']._serialized_end=607
-  _globals['_KVPLACEMENT']._serialized_start=609
-  _globals['_KVPLACEMENT']._serialized_end=691
-  _globals['_SEALEDSEGMENT']._serialized_start=693
-  _globals['_SEALEDSEGMENT']._serialized_end=775
-  _globals['_KVTRANSFERRED']._serialized_start=777
-  _globals['_KVTRANSFERRED']._serialized_end=857
-  _globals['_KVREPORT']._serialized_start=859
-  _globals['_KVREPORT']._serialized_end=972
-  _globals['_PULLREPORT']._serialized_start=974
-  _globals['_PULLREPORT']._serialized_end=1069
-  _globals['_READY']._serialized_start=1071
-  _globals['_READY']._serialized_end=1186
-  _globals['_FINISHED']._serialized_start=1189
-  _globals['_FINISHED']._serialized_end=1364
-  _globals['_TEXTEVENT']._serialized_start=1367
-  _globals['_TEXTEVENT']._serialized_end=1563
-  _globals['_TEXTEVENTS']._serialized_start=1565
-  _globals['_TEXTEVENTS']._serialized_end=1617
-  _globals['_TEXT']._serialized_start=1619
-  _globals['_TEXT']._serialized_end=1690
+  _globals['_TEXTREQUEST']._serialized_end=621
+  _globals['_KVPLACEMENT']._serialized_start=623
+  _globals['_KVPLACEMENT']._serialized_end=705
+  _globals['_SEALEDSEGMENT']._serialized_start=707
+  _globals['_SEALEDSEGMENT']._serialized_end=789
+  _globals['_KVTRANSFERRED']._serialized_start=791
+  _globals['_KVTRANSFERRED']._serialized_end=871
+  _globals['_KVREPORT']._serialized_start=873
+  _globals['_KVREPORT']._serialized_end=986
+  _globals['_PULLREPORT']._serialized_start=988
+  _globals['_PULLREPORT']._serialized_end=1083
+  _globals['_READY']._serialized_start=1085
+  _globals['_READY']._serialized_end=1200
+  _globals['_FINISHED']._serialized_start=1203
+  _globals['_FINISHED']._serialized_end=1378
+  _globals['_TEXTEVENT']._serialized_start=1381
+  _globals['_TEXTEVENT']._serialized_end=1577
+  _globals['_TEXTEVENTS']._serialized_start=1579
+  _globals['_TEXTEVENTS']._serialized_end=1631
+  _globals['_TEXT']._serialized_start=1634
+  _globals['_TEXT']._serialized_end=1857
 # @@protoc_insertion_point(module_scope)

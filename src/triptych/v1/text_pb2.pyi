@@ -20,7 +20,7 @@ class Placement(_message.Message):
     def __init__(self, item: _Optional[int] = ..., start: _Optional[int] = ..., ticket: _Optional[_Union[_common_pb2.Ticket, _Mapping]] = ..., continues: _Optional[bool] = ...) -> None: ...
 
 class TextRequest(_message.Message):
-    __slots__ = ("request_id", "model", "token_ids", "placements", "sampling", "priority", "tenant_salt", "position", "continued", "early", "transfers_kv", "kv_segments", "kv_lease_s", "whole")
+    __slots__ = ("request_id", "model", "token_ids", "placements", "sampling", "priority", "tenant_salt", "position", "continued", "early", "transfers_kv", "kv_segments", "kv_lease_s", "whole", "lora")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -35,6 +35,7 @@ class TextRequest(_message.Message):
     KV_SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     KV_LEASE_S_FIELD_NUMBER: _ClassVar[int]
     WHOLE_FIELD_NUMBER: _ClassVar[int]
+    LORA_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -49,7 +50,8 @@ class TextRequest(_message.Message):
     kv_segments: _containers.RepeatedCompositeFieldContainer[KvPlacement]
     kv_lease_s: float
     whole: bool
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., tenant_salt: _Optional[bytes] = ..., position: _Optional[_Union[_common_pb2.RelativeQueuePosition, _Mapping]] = ..., continued: _Optional[_Iterable[_Union[_common_pb2.ContinuedChoice, _Mapping]]] = ..., early: _Optional[bool] = ..., transfers_kv: _Optional[bool] = ..., kv_segments: _Optional[_Iterable[_Union[KvPlacement, _Mapping]]] = ..., kv_lease_s: _Optional[float] = ..., whole: _Optional[bool] = ...) -> None: ...
+    lora: str
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., tenant_salt: _Optional[bytes] = ..., position: _Optional[_Union[_common_pb2.RelativeQueuePosition, _Mapping]] = ..., continued: _Optional[_Iterable[_Union[_common_pb2.ContinuedChoice, _Mapping]]] = ..., early: _Optional[bool] = ..., transfers_kv: _Optional[bool] = ..., kv_segments: _Optional[_Iterable[_Union[KvPlacement, _Mapping]]] = ..., kv_lease_s: _Optional[float] = ..., whole: _Optional[bool] = ..., lora: _Optional[str] = ...) -> None: ...
 
 class KvPlacement(_message.Message):
     __slots__ = ("first", "ticket", "choices")

@@ -16,6 +16,7 @@ from triptych.domain.embedding import KEY_NBYTES, LEASE_ID_NBYTES
 from triptych.domain.embedding_hints import HINT_NBYTES, MAX_HINTS
 from triptych.domain.instance import MAX_FAULT
 from triptych.domain.limits import MAX_MESSAGE_NBYTES
+from triptych.domain.lora import DIGEST_CHARS, MAX_LOADED, MAX_NAME
 from triptych.domain.media import DIGEST_NBYTES
 from triptych.domain.membership import MAX_MEMBERS
 from triptych.domain.mix import MAX_FORMS
@@ -27,6 +28,7 @@ from triptych.domain.tenant import TENANT_NAME, WEIGHT
 from triptych.domain.tier import MAX_TIER
 from triptych.domain.windows import MAX_BLAMED, SKETCH_BUCKETS, ClassWindow
 from triptych.errors import InvalidRequest
+from triptych.machine.text.prefix_hashes import MAX_SALT_NBYTES
 from triptych.wire.flat import compiled
 
 MAX_TOKENS = 1 << 21
@@ -43,10 +45,11 @@ _MAX_ARENA_NBYTES = 1 << 48
 _SECONDS = Between(0, 1e9)
 _LEFT_S = Between(-1e9, 1e9)
 _ID = Size(512)
+_DIGEST = Size(DIGEST_CHARS, low=DIGEST_CHARS)
 _LEASE = Size(LEASE_ID_NBYTES, low=LEASE_ID_NBYTES, unit="bytes")
 _KEY = Size(KEY_NBYTES, low=KEY_NBYTES, unit="bytes")
 _HINT = Size(HINT_NBYTES, low=HINT_NBYTES, unit="bytes")
-_SALT = Size(256, unit="bytes")
+_SALT = Size(MAX_SALT_NBYTES, unit="bytes")
 _MEDIA = Size(MAX_MESSAGE_NBYTES, unit="bytes")
 _PLACE = Between(0, MAX_TOKENS)
 _UNITS = Between(0, 1 << 22)
@@ -116,6 +119,7 @@ TABLE: Mapping[str, Rows] = {
         "continued": Many(16, unit="choices"),
         "kv_segments": Many(MAX_KV_SEGMENTS, unit="segments"),
         "kv_lease_s": _SECONDS,
+        "lora": Size(DIGEST_CHARS),
     },
     "KvPlacement": {"first": _PLACE, "choices": Many(16, Between(0, 15), "choices")},
     "ContinuedChoice": {"choice": Between(0, 15), "token_ids": Many(MAX_TOKENS, unit="tokens")},
@@ -213,7 +217,20 @@ TABLE: Mapping[str, Rows] = {
         "free_tokens": Between(0, 1 << 48),
     },
     "ClosedStage": {"opens_s": _SECONDS, "fault": Size(MAX_FAULT)},
-    "InstanceLoad": {"stages": Many(3, unit="stages"), "stages_version": Anything(), "closed": Many(3, unit="stages")},
+    "InstanceLoad": {
+        "stages": Many(3, unit="stages"),
+        "stages_version": Anything(),
+        "closed": Many(3, unit="stages"),
+        "loras": Many(MAX_LOADED, unit="adapters"),
+    },
+    "LoadedLora": {
+        "name": Size(MAX_NAME, low=1),
+        "digest": _DIGEST,
+        "rank": Between(1, 1 << 20),
+        "nbytes": Between(0, _MAX_ARENA_NBYTES),
+    },
+    "LoadLoraRequest": {"name": Size(MAX_NAME, low=1), "directory": Size(4096, low=1), "parent": _ID},
+    "UnloadLoraRequest": {"name": Size(MAX_NAME, low=1)},
     "InstanceLimits": {
         "max_batch_items": _LIMIT,
         "max_sequences": _LIMIT,

@@ -4,6 +4,7 @@ from triptych.domain.continuation import ContinuedChoice
 from triptych.domain.embedding import TensorSpec, Ticket
 from triptych.domain.generation import Alternative, TokenChunk, TokenLogprobs
 from triptych.domain.instance import ModelInfo
+from triptych.domain.lora import LoadedLora, LoadLora
 from triptych.domain.media import MediaInfo, Shard
 from triptych.domain.queue_position import RelativeQueuePosition
 from triptych.domain.sampling import ResponseFormat, SamplingParams
@@ -34,5 +35,7 @@ SAMPLING = Pair(
 )
 CONTINUED = Pair(ContinuedChoice, common_pb2.ContinuedChoice)
 MODEL = Pair(ModelInfo, common_pb2.ModelInfo)
+LORA = Pair(LoadedLora, common_pb2.LoadedLora, check=checker(common_pb2.LoadedLora.DESCRIPTOR))
+LOAD_LORA = Pair(LoadLora, common_pb2.LoadLoraRequest)
 _LOGPROBS = Pair(TokenLogprobs, common_pb2.TokenLogprobs, nested=(Pair(Alternative, common_pb2.Alternative),))
 CHUNK = Pair(TokenChunk, common_pb2.TokenChunk, nested=(_LOGPROBS,))

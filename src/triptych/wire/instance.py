@@ -18,7 +18,7 @@ from triptych.domain.stage import Stage
 from triptych.errors import InvalidRequest
 from triptych.v1 import instance_pb2
 from triptych.wire.bounds import checker
-from triptych.wire.common import MODEL
+from triptych.wire.common import LORA, MODEL
 from triptych.wire.flat import EnumPair, Pair
 
 _STAGE = EnumPair.of(Stage.__members__, instance_pb2.Stage.DESCRIPTOR)
@@ -75,7 +75,7 @@ _LIMITS_REPORT = Pair(LimitsReport, instance_pb2.LimitsReport, nested=(LIMITS,))
 LOAD = Pair(
     InstanceLoad,
     instance_pb2.InstanceLoad,
-    nested=(Pair(ClosedStage, instance_pb2.ClosedStage), _HINTS, _LIMITS_REPORT),
+    nested=(Pair(ClosedStage, instance_pb2.ClosedStage), _HINTS, _LIMITS_REPORT, LORA),
     special={"stages": (_stages_to_wire, _stages_from_wire)},
 )
 """Raises InvalidRequest for an unknown or duplicate stage, and for hints out of bounds."""

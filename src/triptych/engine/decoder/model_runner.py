@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 
 from triptych.engine.families.adapters import ForwardPart, PromptPlan
+from triptych.engine.lora import LoraLayers, LoraRows
 from triptych.engine.tensors import argmax
 from triptych.errors import EngineFailure
 from triptych.families.base import Span
@@ -26,6 +27,8 @@ class ForwardInput:
     """Whether the pass yields the next token."""
     wants_logits: bool
     """Whether sampling needs more than the argmax."""
+    lora: str = ""
+    """Digest of its LoRA adapter; empty without one."""
 
     @property
     def count(self) -> int:
@@ -60,6 +63,9 @@ Result = ForwardOutput | EngineFailure | None
 class ModelRunner(Protocol):
     """Runs forward passes of the decoder. Its state of sequences is keyed by their ids."""
 
+    loras: LoraLayers | None
+    """The LoRA adapters of its inputs. None: they have none."""
+
     def run(self, inputs: Sequence[ForwardInput]) -> list[Result]:
         """Run one pass over all inputs. A sequence that makes it fail gets an EngineFailure, the others their outputs."""
         ...
@@ -75,6 +81,12 @@ class ModelRunner(Protocol):
     def weights_moved(self) -> None:
         """The decoder's weights have other addresses now."""
         ...
+
+
+def lora_rows(inputs: Sequence[ForwardInput], parts: Sequence[ForwardPart]) -> list[LoraRows]:
+    """The rows of a pass over ``inputs``, in which they are ``parts``, that have adapters."""
+    pairs = zip(inputs, parts, strict=True)
+    return [LoraRows(entry.lora, part.row, part.count) for entry, part in pairs if entry.lora]
 
 
 def splice(part: ForwardPart, rows: torch.Tensor) -> None:

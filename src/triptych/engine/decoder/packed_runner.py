@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from itertools import accumulate
 from typing import Any
 
@@ -25,14 +26,18 @@ from triptych.engine.decoder.model_runner import (
     Result,
     best_tokens,
     forward_outputs,
+    lora_rows,
     positions,
     splice,
 )
 from triptych.engine.decoder.paged_attention import head_group, paged_layout
 from triptych.engine.families.adapters import DecoderAdapter, ForwardPart
+from triptych.engine.lora import LoraLayers
 from triptych.errors import EngineFailure
 
 logger = logging.getLogger(__name__)
+
+_NONE = nullcontext()
 
 
 class PackedModelRunner:
@@ -51,6 +56,8 @@ class PackedModelRunner:
         """Runs the passes that were captured."""
         self.is_fused = False
         """The decoder's layers are fused (``fused_layers``), and to be used so."""
+        self.loras: LoraLayers | None = None
+        """The LoRA adapters of inputs. Passes with some are neither captured nor fused."""
         self.best: Best = best_tokens
         """Finds the tokens in a pass's logits."""
         self.by_products = False
@@ -93,14 +100,18 @@ class PackedModelRunner:
 
     @torch.inference_mode()
     def _forward(self, inputs: Sequence[ForwardInput]) -> list[Result]:
-        order, groups = self._order(inputs)
+        adapted = any(entry.lora for entry in inputs)
+        fused = self.is_fused and not adapted
+        order, groups = self._order(inputs, fused=fused)
         ordered = [inputs[at] for at in order]
         rows = list(accumulate((entry.count for entry in ordered), initial=0))
         parts = [
             ForwardPart(entry.plan, entry.first, entry.token_ids, row)
             for entry, row in zip(ordered, rows, strict=False)
         ]
-        hidden = self._decode(ordered, parts, rows[-1], groups)
+        loras = self.loras if adapted else None
+        with _NONE if loras is None else loras.applied(lora_rows(ordered, parts), rows[-1], self._device):
+            hidden = self._decode(ordered, parts, rows[-1], groups, fused=fused, captured=not adapted)
         ends = [row - 1 for entry, row in zip(ordered, rows[1:], strict=True) if entry.reaches_end]
         if not ends:
             return [None] * len(inputs)
@@ -112,18 +123,20 @@ class PackedModelRunner:
                 results[at] = next(outputs)
         return results
 
-    def _order(self, inputs: Sequence[ForwardInput]) -> tuple[list[int], list[list[Context]]]:
+    def _order(self, inputs: Sequence[ForwardInput], *, fused: bool) -> tuple[list[int], list[list[Context]]]:
         """The order of rows: sequences that are decoded in groups that are computed together, then the others."""
         if self.paged:
             return list(range(len(inputs))), []
         single = [at for at, entry in enumerate(inputs) if entry.count == 1 and not entry.bidirectional]
         contexts = [Context(inputs[at].end, inputs[at].table, inputs[at].is_contiguous) for at in single]
-        groups = [list(range(len(contexts)))] if self.is_fused else order_decodes(contexts, self._device)
+        groups = [list(range(len(contexts)))] if fused else order_decodes(contexts, self._device)
         several = sorted(set(range(len(inputs))).difference(single))
         order = [*(single[at] for group in groups for at in group), *several]
         return order, [[contexts[at] for at in group] for group in groups]
 
-    def _pack(self, ordered: Sequence[ForwardInput], groups: Sequence[Sequence[Context]]) -> PackedBatch:
+    def _pack(
+        self, ordered: Sequence[ForwardInput], groups: Sequence[Sequence[Context]], *, fused: bool
+    ) -> PackedBatch:
         slots: list[int] = []
         for entry in ordered:
             slots += self._cache.slots(entry.table, entry.first, entry.end)
@@ -140,16 +153,16 @@ class PackedModelRunner:
             )
             return PackedBatch(self._cache, where, (), (), layout, calls=self.calls)
         row, singles, chunks = 0, list[Decodes](), list[Chunk]()
-        fused = DecodeRows.of(groups[0]) if self.is_fused else None
+        decoded = DecodeRows.of(groups[0]) if fused else None
         for group in groups:
-            if fused is None:
+            if decoded is None:
                 singles.append(decodes(row, group, self._cache))
             row += len(group)
         for entry in ordered[row:]:
             context = Context(entry.end, entry.table, entry.is_contiguous)
             chunks.append(Chunk(row, entry.count, context, entry.bidirectional, self.by_products))
             row += entry.count
-        return PackedBatch(self._cache, where, tuple(singles), tuple(chunks), rows=fused, calls=self.calls)
+        return PackedBatch(self._cache, where, tuple(singles), tuple(chunks), rows=decoded, calls=self.calls)
 
     def _decode(
         self,
@@ -157,20 +170,23 @@ class PackedModelRunner:
         parts: Sequence[ForwardPart],
         rows: int,
         groups: Sequence[Sequence[Context]],
+        *,
+        fused: bool,
+        captured: bool,
     ) -> torch.Tensor:
-        """Hidden states, [rows, hidden]."""
+        """Hidden states, [rows, hidden]. ``captured``: by a graph if there is one for the pass."""
         embeds = self._embed_tokens(self._tensor([token for entry in ordered for token in entry.token_ids]))
         for part in parts:
             splice(part, embeds[part.row : part.row + part.count])
         more = self._adapter.inputs(parts, rows)
-        if self.graphs is not None and not more and self.graphs.covers(ordered):
+        if captured and self.graphs is not None and not more and self.graphs.covers(ordered):
             return self.graphs.run(ordered, embeds, positions(parts, torch.device("cpu")))
         hidden: torch.Tensor = self._decoder(
             inputs_embeds=embeds[None],
             position_ids=positions(parts, self._device),
             use_cache=False,
             **more,
-            packed=self._pack(ordered, groups),
+            packed=self._pack(ordered, groups, fused=fused),
         ).last_hidden_state[0]
         return hidden
 

@@ -9,17 +9,29 @@ import copy
 import inspect
 import logging
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 from transformers import DynamicCache
 
-from triptych.engine.decoder.model_runner import ForwardInput, ForwardOutput, Result, forward_outputs, positions, splice
+from triptych.engine.decoder.model_runner import (
+    ForwardInput,
+    ForwardOutput,
+    Result,
+    forward_outputs,
+    lora_rows,
+    positions,
+    splice,
+)
 from triptych.engine.families.adapters import DecoderAdapter, ForwardPart
+from triptych.engine.lora import LoraLayers
 from triptych.errors import EngineFailure
 
 logger = logging.getLogger(__name__)
+
+_NONE = nullcontext()
 
 PROBE_TOKENS = (4, 36)
 """Lengths of two beginnings of a prompt, by which caches are measured and learned."""
@@ -31,6 +43,8 @@ class PerSequenceModelRunner:
     """``ModelRunner`` with one transformers cache per sequence."""
 
     def __init__(self, adapter: DecoderAdapter, *, device: torch.device) -> None:
+        self.loras: LoraLayers | None = None
+        """The LoRA adapters of inputs."""
         self._adapter = adapter
         self._decoder: Any = adapter.decoder
         self._embed_tokens = self._decoder.get_input_embeddings()
@@ -119,13 +133,15 @@ class PerSequenceModelRunner:
         part = ForwardPart(entry.plan, entry.first, entry.token_ids, 0)
         embeds = self._embed_tokens(torch.tensor(entry.token_ids, device=self.device))
         splice(part, embeds)
-        hidden = self._decoder(
-            inputs_embeds=embeds[None],
-            position_ids=positions([part], self.device),
-            use_cache=True,
-            **{self._cache_argument: self._caches[entry.sequence_id]},
-            **self._adapter.inputs([part], entry.count),
-        ).last_hidden_state[0]
+        loras = self.loras if entry.lora else None
+        with _NONE if loras is None else loras.applied(lora_rows([entry], [part]), entry.count, self.device):
+            hidden = self._decoder(
+                inputs_embeds=embeds[None],
+                position_ids=positions([part], self.device),
+                use_cache=True,
+                **{self._cache_argument: self._caches[entry.sequence_id]},
+                **self._adapter.inputs([part], entry.count),
+            ).last_hidden_state[0]
         if not entry.reaches_end:
             return None
         return forward_outputs(self._adapter.logits(hidden[-1:]), [entry.wants_logits])[0]

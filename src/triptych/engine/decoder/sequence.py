@@ -13,7 +13,7 @@ from triptych.engine.families.adapters import DecoderAdapter, PlacedItem, Prompt
 from triptych.engine.request_checks import PromptLimits, check_request
 from triptych.engine.tensors import embedding_tensors
 from triptych.errors import InvalidRequest
-from triptych.machine.text.prefix_hashes import BlockHashes, KeyedItem, PrefixHashes
+from triptych.machine.text.prefix_hashes import BlockHashes, KeyedItem, PrefixHashes, salt_of
 from triptych.machine.text.sequence import Sequence as Scheduled
 from triptych.ports import TokenGrammar
 
@@ -28,6 +28,8 @@ class EngineSequence(Scheduled):
     """Tokens that end the answer."""
     prompt_ids: npt.NDArray[np.intp]
     """Unique tokens of the prompt, for the repetition penalty; empty without a penalty."""
+    lora: str = ""
+    """Digest of its LoRA adapter; empty without one."""
     grammar: TokenGrammar | None = None
     prefixes: PrefixHashes | None = None
     """Prefix hashes; None if an item has no identity."""
@@ -118,6 +120,7 @@ def accept(
             sampling=sampling,
             end_ids=end_ids,
             prompt_ids=prompt_ids,
+            lora=request.lora,
             grammar=grammar.fork() if grammar is not None else None,
             prefixes=PrefixHashes(keyed, salt=salt) if keyed is not None else None,
             arriving=request.arriving,
@@ -137,7 +140,7 @@ def _identity(
     keys = [given.key for given in request.embeddings]
     if not all(keys):
         return None, b""
-    salt = request.tenant_salt
+    salt = salt_of(request.tenant_salt, request.lora)
     if looks_ahead:
         salt = b"".join((salt, *(b"%d:" % len(key) + key for key in keys)))
     return [KeyedItem(key, item.positions) for key, item in zip(keys, items, strict=True)], salt

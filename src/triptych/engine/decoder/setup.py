@@ -230,7 +230,12 @@ def _fuse(
     """Let fused layers compute the passes, if the decoder has the structure, and they yield the same. Returns the layers that they made."""
     from triptych.engine.decoder import fused_layers  # needs numba
 
-    if cache.blocks < 2 * _PROBE_TOKENS or adapter.has_spans or not fused_layers.can_fuse(adapter.decoder):
+    if (
+        cache.blocks < 2 * _PROBE_TOKENS
+        or adapter.has_spans
+        or not adapter.supports_cuda_graphs
+        or not fused_layers.can_fuse(adapter.decoder)
+    ):
         return ()
     runner.calls = {}
     expected = _logits(runner, adapter, cache.block_tokens)

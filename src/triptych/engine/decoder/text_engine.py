@@ -16,6 +16,7 @@ from triptych.domain.engine import EngineOutput, EngineRequest
 from triptych.domain.generation import FinishReason
 from triptych.domain.instance import ModelInfo
 from triptych.domain.kv_segment import KvCopies
+from triptych.domain.lora import LoraLimits
 from triptych.domain.queue_position import QueuePosition
 from triptych.domain.stage import ModelPart
 from triptych.engine.checkpoint import DTYPES, Checkpoint, open_checkpoint
@@ -34,6 +35,7 @@ from triptych.engine.families.adapters import CachingDecoderAdapter
 from triptych.engine.families.item_processor import ItemProcessor
 from triptych.engine.families.registry import adapters_of
 from triptych.engine.fastest_products import choose_products, load_copies, unload_copies
+from triptych.engine.lora import LoraLayers
 from triptych.engine.measuring import TextProbe
 from triptych.engine.part_weights import PartWeights
 from triptych.engine.prefill_budget import PrefillBudget, measured_budget
@@ -73,6 +75,7 @@ class TransformersTextEngine:
         max_embedding_bytes: int,
         compute: ComputeOptions,
         kv: KvOptions | None = None,
+        loras: LoraLimits | None = None,
         can_unload: bool = False,
     ) -> None:
         """Steps are measured where ``options`` leave the token budget open. ``max_embedding_bytes`` bounds the copies of requests' embeddings.
@@ -101,6 +104,7 @@ class TransformersTextEngine:
         self._captured_at = None if self.weights is None else self.weights.address
         self._made = setup
         self._runner: ModelRunner = setup.runner
+        self.loras = self._runner.loras = LoraLayers(decoder, loras or LoraLimits())
         self._mover = KvMover(setup.cache) if setup.cache is not None else None
         self._batch = self._new_batch(PrefillBudget(options.most_step_tokens), max_sequences)
         self._limits = Limits(
@@ -366,6 +370,8 @@ class TransformersTextEngine:
             raise EngineFailure("the language model is not loaded")
         if request.request_id in self._batch:
             raise InvalidRequest(f"request {request.request_id!r} is in the engine already")
+        if request.lora and request.lora not in self.loras.digests:
+            raise InvalidRequest("the LoRA adapter of the request is not loaded")
         sequences, nbytes = accept(request, self._adapter, self._limits, self._device)
         if self.embedding_nbytes + nbytes > self._limits.request.max_embedding_nbytes:
             raise Overloaded(f"the engine holds {self.embedding_nbytes} bytes of embeddings, there is no room for more")
@@ -452,6 +458,7 @@ class TransformersTextEngine:
             self._batch.blocks.is_contiguous(sequence.sequence_id),
             part.reaches_end,
             wants_logits=not sequence.takes_argmax or bool(sequence.followers),
+            lora=sequence.lora,
         )
 
     def _fork(self, leader: EngineSequence) -> list[EngineSequence]:

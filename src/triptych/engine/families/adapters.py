@@ -137,7 +137,9 @@ class DecoderAdapter(Protocol):
 
     @property
     def supports_cuda_graphs(self) -> bool:
-        """Whether passes for which ``inputs`` has nothing differ only in tokens and positions, so that graphs can be captured."""
+        """Whether passes for which ``inputs`` has nothing differ only in tokens and positions, so that graphs can be captured, and layers
+        fused on a CPU.
+        """
         ...
 
     @property

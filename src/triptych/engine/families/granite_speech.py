@@ -9,8 +9,8 @@ from transformers.audio_utils import mel_filter_bank
 
 from triptych.engine.checkpoint import ADAPTER_CONFIG, Checkpoint
 from triptych.engine.families.adapters import Features, ForwardPart
-from triptych.engine.families.lora import Lora
 from triptych.engine.families.plain import PlainDecoder
+from triptych.engine.lora import LoraLayers, LoraRows, read_lora
 from triptych.engine.media.item import MediaItem
 from triptych.families.fields import integer
 from triptych.families.granite_speech import EXTRACTOR_DEFAULTS
@@ -71,9 +71,12 @@ class GraniteSpeechDecoder(PlainDecoder):
     def __init__(self, model: PreTrainedModel, checkpoint: Checkpoint) -> None:
         super().__init__(model, checkpoint)
         self._logits_scaling = float(self._model.config.text_config.logits_scaling)
-        self._lora: Lora | None = None
+        self._lora: LoraLayers | None = None
         if (checkpoint.directory / ADAPTER_CONFIG).is_file():
-            self._lora = Lora(self.decoder, checkpoint.directory)
+            self._lora = LoraLayers(self.decoder)
+            weights = read_lora(checkpoint.directory, self.decoder)
+            self._lora.add(weights)
+            self._digest = weights.digest
         elif self._model.config.has_lora_adapter:
             raise BadModel(f"config.json says has_lora_adapter, and {ADAPTER_CONFIG} is missing")
 
@@ -88,12 +91,8 @@ class GraniteSpeechDecoder(PlainDecoder):
 
     def inputs(self, parts: Sequence[ForwardPart], rows: int) -> Mapping[str, Any]:
         if self._lora is not None:
-            weight: torch.Tensor = self._model.lm_head.weight
-            with_audio = torch.zeros(rows, dtype=weight.dtype, device=weight.device)
-            for part in parts:
-                if part.plan.rows:
-                    with_audio[part.row : part.row + part.count] = 1
-            self._lora.take(with_audio if any(part.plan.rows for part in parts) else None)
+            with_audio = [LoraRows(self._digest, part.row, part.count) for part in parts if part.plan.rows]
+            self._lora.take(with_audio, rows, self._model.device)
         return {}
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,8 @@ from hashlib import blake2b
 from struct import pack
 from typing import NamedTuple, Self
 
+MAX_SALT_NBYTES = 256
+"""Bytes of a tenant's salt, at most."""
 _DIGEST_BYTES = 32
 _GRID_TOKENS = 64
 """Tokens of a link of the chain of ``PrefixHashes``; a part of every key of a sealed segment."""
@@ -15,6 +17,16 @@ class KeyedItem(NamedTuple):
 
     key: bytes
     positions: tuple[int, ...]
+
+
+def salt_of(tenant_salt: bytes, lora: str) -> bytes:
+    """The salt of a sequence that is computed with the LoRA adapter of this digest; its tenant's if that is empty.
+
+    With an adapter it is longer than any tenant's, and so never equal to one.
+    """
+    if not lora:
+        return tenant_salt
+    return b"".join((pack("<H", len(tenant_salt)), tenant_salt.ljust(MAX_SALT_NBYTES, b"\0"), bytes.fromhex(lora)))
 
 
 class BlockHashes:

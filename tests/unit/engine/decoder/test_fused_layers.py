@@ -159,6 +159,6 @@ def test_an_attention_mask_is_refused(model_dir: Path) -> None:
     engine = text_engine(model_dir)
     runner: Any = engine._runner
     model: Any = engine._adapter.decoder
-    packed = runner._pack([], [[]])
+    packed = runner._pack([], [[]], fused=True)
     with pytest.raises(NotImplementedError, match="no attention mask"):
         model.layers[0](torch.zeros(1, 1, 8), attention_mask=torch.zeros(1), packed=packed)

@@ -15,7 +15,7 @@ from tests.unit.engine.tiny import text_engine
 from triptych.domain.embedding import DType
 from triptych.engine.checkpoint import ADAPTER_CONFIG, ADAPTER_WEIGHTS, open_checkpoint
 from triptych.engine.decoder.text_engine import TransformersTextEngine
-from triptych.engine.families.lora import Lora
+from triptych.engine.lora import LoraLayers, LoraRows
 from triptych.families.model_files import BadModel
 
 
@@ -55,18 +55,21 @@ def test_the_adapter_is_applied_to_selected_rows(tmp_path: Path, *, rslora: bool
     config = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "use_rslora": rslora, "target_modules": ["v_proj"]}
     (tmp_path / ADAPTER_CONFIG).write_text(json.dumps(config))
     model = decoder()
-    plain = model.layers[1].self_attn.v_proj
-    lora = Lora(model, tmp_path)
     adapted = model.layers[1].self_attn.v_proj
     hidden = torch.randn(1, 3, 8)
-    assert torch.equal(adapted(hidden), plain(hidden))
-    lora.take(torch.tensor([1.0, 0.0, 1.0]))
-    added = adapted(hidden) - plain(hidden)
+    plain = adapted(hidden)
+    layers = LoraLayers(model)
+    weights = layers.read(tmp_path)
+    layers.add(weights)
+    assert torch.equal(adapted(hidden), plain)
+    rows = [LoraRows(weights.digest, 0, 1), LoraRows(weights.digest, 2, 1)]
+    with torch.inference_mode(), layers.applied(rows, 3, hidden.device):
+        added = adapted(hidden) - plain
     assert torch.allclose(added[0, ::2], scale * hidden[0, ::2] @ (up @ down).T, atol=1e-4)
     assert not added[0, 1].any()
-    lora.take(None)
-    assert torch.equal(adapted(hidden), plain(hidden))
-    assert model.layers[0].self_attn.v_proj.__class__ is torch.nn.Linear
+    assert torch.equal(adapted(hidden), plain)
+    layers.remove(weights.digest)
+    assert not adapted._forward_hooks
 
 
 @pytest.mark.parametrize(
