@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator
 
 from triptych.domain.chat import ChatRequest, Tokenized
 from triptych.domain.instance import ModelInfo
+from triptych.domain.lora import LoadedLora, LoadLora
 from triptych.domain.resolving import ResolvedItem, ResolveRequest
 from triptych.domain.timeline import Readiness, Timeline
 from triptych.services.router.service import RouterService
@@ -22,6 +23,12 @@ class LocalRouter:
 
     def resolve(self, request: ResolveRequest) -> AsyncGenerator[tuple[ResolvedItem, ...]]:
         return self.service.resolve(request)
+
+    async def load_lora(self, order: LoadLora) -> LoadedLora:
+        return await self.service.load_lora(order)
+
+    async def unload_lora(self, name: str) -> None:
+        await self.service.unload_lora(name)
 
     async def timeline(self, request_id: str) -> Timeline:
         return await self.service.timeline(request_id)

@@ -30,6 +30,7 @@ from triptych.machine.router.request_events import (
     TextReported,
 )
 from triptych.machine.router.shared_events import CreditReturned, FirstToken
+from triptych.machine.text.prefix_hashes import salt_of
 from triptych.policy import admission
 from triptych.ports import Clock, Offload, Rng, Text
 from triptych.runtime import tracing
@@ -71,8 +72,9 @@ class ChatTask(RequestTask):
         rng: Rng,
         new_lease: Callable[[], LeaseId],
         finds_prefixes: bool = False,
+        lora: str = "",
     ) -> None:
-        """``rng`` draws a missing seed. ``finds_prefixes``: the prefix of the prompt is looked for at other instances."""
+        """``rng`` draws a missing seed. ``lora`` is the digest of its adapter. ``finds_prefixes``: the prefix of the prompt is looked for at other instances."""
         listeners = attainment.listeners
         super().__init__(request, machine, cluster, clock, model=model, media_bytes=media_bytes, listeners=listeners)
         self.buffer = StreamBuffer(_WHOLE_S if request.whole else 0.0)
@@ -85,6 +87,7 @@ class ChatTask(RequestTask):
         self._rng = rng
         self._new_lease = new_lease
         self._finds_prefixes = finds_prefixes
+        self._lora = lora
         self._prompted: Prompted
         """Set by ``_prepare``."""
         self._sampling = request.sampling
@@ -115,7 +118,7 @@ class ChatTask(RequestTask):
     async def _prepare(self) -> None:
         try:
             with tracing.child("prepare"):
-                self._prompted = await self._offload.run(self._prepare_request, self.request, self._model)
+                self._prompted = await self._offload.run(self._prepare_request, self.request, self.model)
             prompt_tokens = len(self._prompted.token_ids)
             self.shape = ChatShape(
                 prompt_tokens,
@@ -126,7 +129,7 @@ class ChatTask(RequestTask):
             self._sampling = admission.complete(
                 self._prompted.sampling,
                 prompt_tokens=prompt_tokens,
-                context_length=self._model.context_length,
+                context_length=self.model.context_length,
                 kv_tokens=self._cluster.machine.instances.kv_tokens,
                 kv_block_tokens=self._cluster.machine.instances.kv_block_tokens,
             )
@@ -151,7 +154,8 @@ class ChatTask(RequestTask):
             prompt = None
             if self._finds_prefixes:
                 prompted = self._prompted
-                prompt = PromptTokens(prompted.token_ids, self.request.tenant_salt, prompted.placeholder_ids)
+                salt = salt_of(self.request.tenant_salt, self._lora)
+                prompt = PromptTokens(prompted.token_ids, salt, prompted.placeholder_ids)
             self.feed(Prepared(items, prompt_tokens, self._sampling.max_tokens or 0, expected, prompt))
 
     def _expected_tokens(self) -> int:
@@ -177,7 +181,7 @@ class ChatTask(RequestTask):
         continued = self._answer.continued() if kind is AttemptKind.DECODE and self._answer is not None else ()
         return TextRequest(
             request_id=self.request.request_id,
-            model=self._model.model_id,
+            model=self.model.model_id,
             token_ids=self._prompted.token_ids[: effect.tokens],
             placements=effect.placements,
             sampling=_ONE_TOKEN if kind is AttemptKind.EARLY_PREFILL else self._sampling,
@@ -191,6 +195,7 @@ class ChatTask(RequestTask):
             kv_segments=effect.kv_segments or prefix,
             kv_lease_s=effect.kv_lease_s,
             whole=self.request.whole,
+            lora=self._lora,
         )
 
     async def _generate(self, effect: Generate) -> None:

@@ -71,7 +71,7 @@ class Requester(Protocol):
 
 
 class Cluster:
-    """The router's instances. No method blocks; ``ask_for_text`` alone waits."""
+    """The router's instances. No method blocks; ``ask_for_text`` and ``wait_until`` alone wait."""
 
     def __init__(
         self,
@@ -114,6 +114,9 @@ class Cluster:
         self._all_released = asyncio.Event()
         self._all_released.set()
         self._text_back = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._waits = 0
+        """Number of those who wait for a change."""
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_s = 0.0
 
@@ -184,8 +187,24 @@ class Cluster:
     def feed(self, event: ClusterEvent) -> None:
         if effects := self.machine.handle(event, self._clock()):
             self._apply(effects)
+        if self._waits:
+            self._changed.set()
         if not self._text_back.is_set() and not self.machine.text_lost:
             self._text_back.set()
+
+    async def wait_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        """Return whether the condition holds, at the latest after so long. It is checked after each event."""
+        self._waits += 1
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not condition():
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            return False
+        finally:
+            self._waits -= 1
+        return True
 
     async def ask_for_text(self) -> bool:
         """Retry unreachable instances at once and wait a moment: a stopped process may have resumed.

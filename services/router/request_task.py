@@ -101,7 +101,8 @@ class RequestTask(ABC):
         self.number = machine.number
         self.tenant: Tenant = (request.tenant if isinstance(request, ChatRequest) else None) or NOBODY
         """The request's tenant. Those who name none are one."""
-        self._model = model
+        self.model = model
+        """The model that computes it, without an adapter; for reading."""
         self._cluster = cluster
         self._clock = clock
         self.started_s = clock()
@@ -284,7 +285,7 @@ class RequestTask(ABC):
         request = EncodeRequest(
             request_id=self.request.request_id,
             item=effect.index,
-            model=self._model.model_id,
+            model=self.model.model_id,
             media=plan.media,
             info=plan.info,
             tokens=plan.tokens,

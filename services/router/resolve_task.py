@@ -61,7 +61,7 @@ class ResolveTask(RequestTask):
     async def _prepare(self) -> None:
         try:
             with tracing.child("prepare"):
-                items = await self._offload.run(self._prepare_request.items, self.request, self._model)
+                items = await self._offload.run(self._prepare_request.items, self.request, self.model)
             if self.machine.phase.has_ended:
                 return
             sizes = {item.content: item.nbytes for item in items}

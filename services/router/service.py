@@ -11,6 +11,7 @@ from triptych.domain.embedding import LEASE_ID_NBYTES, LeaseId
 from triptych.domain.generation import ChatEvent
 from triptych.domain.instance import InstanceLoad, ModelInfo
 from triptych.domain.item_plan import ItemPlan
+from triptych.domain.lora import LoadedLora, LoadLora
 from triptych.domain.recent import EndedChat, RecentChats
 from triptych.domain.resolving import ResolvedItem, ResolveRequest
 from triptych.domain.slo import Isolated, Slo
@@ -45,6 +46,7 @@ from .held_share import HeldShare
 from .history import History
 from .late import LateRefusals
 from .leases import KeyLeases
+from .loras import Loras
 from .prepare import Prepare
 from .record import Record
 from .request_task import RequestTask
@@ -115,6 +117,7 @@ class RouterService:
             self._held_share,
             timeout_s=settings.control_timeout_s,
         )
+        self._loras = Loras(self._cluster)
         self._draining = False
         self._listeners: list[Callable[[], None]] = []
 
@@ -185,7 +188,7 @@ class RouterService:
 
     async def tokenize(self, request: ChatRequest, *, return_token_strs: bool = False) -> Tokenized:
         media_bytes = self._check(request)
-        model = self._model(request.model)
+        model, _ = self._model(request.model)
         with self._requests.tokenizing(media_bytes):
             token_ids = (await self._offload.run(self._prepare, request, model)).token_ids
             token_strs = await self._offload.run(self._prepare.spell, token_ids) if return_token_strs else ()
@@ -238,8 +241,18 @@ class RouterService:
             raise
 
     async def models(self) -> tuple[ModelInfo, ...]:
-        """The model that the instances serve; empty until one has been seen."""
-        return () if self._cluster.machine.instances.model is None else (self._cluster.machine.instances.model,)
+        """The model that the instances serve, and its adapters by name; empty until one has been seen."""
+        instances = self._cluster.machine.instances
+        if instances.model is None:
+            return ()
+        loras = [instances.loras[name] for name in sorted(instances.loras)]
+        return (instances.model, *map(instances.model.with_lora, loras))
+
+    async def load_lora(self, order: LoadLora) -> LoadedLora:
+        return await self._loras.load(order)
+
+    async def unload_lora(self, name: str) -> None:
+        await self._loras.unload(name)
 
     async def timeline(self, request_id: str) -> Timeline:
         """The timeline of a running or recently finished request. Raises NotFound."""
@@ -275,7 +288,7 @@ class RouterService:
         admission.check_tool_choice(request.tool_choice, request.tools, request.sampling)
         media_bytes = self._check(request)
         timeout_s = self._timeout_s(request.timeout_s)
-        model = self._model(request.model)
+        model, lora = self._model(request.model)
         if request.continued:
             admission.check_continued(request.sampling, request.continued, model.context_length)
         if text_lost:
@@ -292,6 +305,7 @@ class RouterService:
             timeout_s=timeout_s,
             choices=len(request.continued) or request.sampling.n,
             continued_tokens=request.begun_tokens if request.continued else None,
+            lora=lora,
         )
         task = ChatTask(
             request,
@@ -308,6 +322,7 @@ class RouterService:
             rng=self._rng,
             new_lease=self._new_lease,
             finds_prefixes=self._policies.prefixes is not None,
+            lora=lora,
         )
         self._run(task)
         return task
@@ -320,7 +335,7 @@ class RouterService:
         self._check_draining()
         media_bytes = self._check_media(request.media, "media")
         timeout_s = self._timeout_s(request.timeout_s)
-        model = self._model(request.model)
+        model, _ = self._model(request.model)
         task = ResolveTask(
             request,
             self._new_machine(request, timeout_s=timeout_s),
@@ -356,6 +371,7 @@ class RouterService:
         timeout_s: float,
         choices: int = 1,
         continued_tokens: int | None = None,
+        lora: str = "",
     ) -> RequestMachine:
         now_s, number = self._clock(), next(self._numbers)
         return RequestMachine(
@@ -373,6 +389,7 @@ class RouterService:
             dispatch=self._policies.dispatch,
             resolves=isinstance(request, ResolveRequest),
             continued_tokens=continued_tokens,
+            lora=lora,
         )
 
     def _run(self, task: RequestTask) -> None:
@@ -408,7 +425,11 @@ class RouterService:
             else:
                 self._history.add_chat(EndedChat(task.started_s, task.tenant.name, task.shape, timeline))
             self.attainment.ended(task.number, timeline)
-            self._record.ended(timeline, task.finish_reason)
+            # Metrics are those of the base: operators may name any number of adapters.
+            counted = (
+                timeline if timeline.model == task.model.model_id else replace(timeline, model=task.model.model_id)
+            )
+            self._record.ended(counted, task.finish_reason)
         else:
             self._record.resolved(timeline)
 
@@ -447,13 +468,16 @@ class RouterService:
         if (task := self._requests.find(request_id)) is not None and not task.machine.phase.has_ended:
             raise InvalidRequest(f"request {request_id!r} is running already", param="request_id")
 
-    def _model(self, name: str) -> ModelInfo:
+    def _model(self, name: str) -> tuple[ModelInfo, str]:
+        """The model that serves requests for this name, and the digest of the adapter that the name stands for, if it does."""
         model = self._cluster.machine.instances.model
         if model is None:
             raise Unavailable("no instance is connected yet", retry_after_s=self._settings.capacity.retry_after_s)
-        if name != model.model_id:
+        if name == model.model_id:
+            return model, ""
+        if (lora := self._cluster.machine.instances.loras.get(name)) is None:
             raise ModelNotFound(f"model {name!r} is not served here; {model.model_id!r} is", param="model")
-        return model
+        return model, lora.digest
 
 
 def _slots(plans: Sequence[ItemPlan], items: Sequence[ResolvedItem]) -> dict[bytes, KnownSlot]:

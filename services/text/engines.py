@@ -95,6 +95,7 @@ def _load(settings: TextSettings, checkpoint: Checkpoint, *, can_unload: bool) -
         model_id=model_id,
         max_embedding_bytes=settings.tensor_cache.max_embedding_bytes,
         compute=settings.compute,
+        loras=settings.lora_limits,
         can_unload=can_unload,
     )
     return _Engine(engine, _part(part_identity(checkpoint, ModelPart.DECODER, settings.compute), settings))

@@ -23,6 +23,7 @@ from .engine_loop import EngineLoop
 from .exports import Exporter, KvPrefix, KvTransfer
 from .imports import Importer, Imports
 from .jobs import Job, Jobs
+from .loras import Loras
 from .open_stages import OpenStages
 from .record import NO_RECORD, Record
 from .sequences import Sequences
@@ -44,6 +45,7 @@ class Serving:
     """None if keys and values are not exported."""
     jobs: Jobs
     stages: OpenStages
+    loras: Loras
     new_detokenizer: Callable[[], Detokenizer]
     new_grammar: Callable[[ResponseFormat], TokenGrammar]
     offload: Offload
@@ -144,6 +146,7 @@ class Generation:
         if not serving.stages.takes(self._job.needs):
             raise serving.stages.closed()
         check_request(request, serving.engine)
+        serving.loras.check(request.lora)
         if request.transfers_kv and serving.engine.kv is None:
             raise InvalidRequest("this instance does not transfer", param="transfers_kv")
         if len(serving.jobs) >= serving.settings.max_concurrent_requests:
@@ -189,6 +192,7 @@ class Generation:
                 request.continued,
                 pauses=request.transfers_kv,
                 arriving=self._imports.kv_positions,
+                lora=request.lora,
             )
             serving.jobs.enters_engine(job)
             sequences = self._loop.submit(

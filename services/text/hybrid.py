@@ -10,6 +10,7 @@ from triptych.domain.embedding import LeaseId, Ticket
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
 from triptych.domain.generation import TextEvent, TextRequest
 from triptych.domain.instance import InstanceInfo, InstanceLoad
+from triptych.domain.lora import LoadedLora, LoadLora
 from triptych.domain.stage import Role
 from triptych.machine.arena.published import HintReader
 from triptych.rpc.settings import InstanceSettings
@@ -73,6 +74,7 @@ class HybridInstance:
             stages_version=text.stages_version,
             closed=text.closed,
             limits=self.live_limits.report(),
+            loras=text.loras,
         )
 
     def on_change(self, listener: Callable[[], None]) -> None:
@@ -100,6 +102,12 @@ class HybridInstance:
 
     async def release(self, lease_ids: Sequence[LeaseId]) -> None:
         await self._encoder.release(lease_ids)
+
+    async def load_lora(self, order: LoadLora) -> LoadedLora:
+        return await self._text.load_lora(order)
+
+    async def unload_lora(self, name: str) -> None:
+        await self._text.unload_lora(name)
 
     def generate(self, request: TextRequest) -> AsyncGenerator[Sequence[TextEvent]]:
         return self._text.generate(request)

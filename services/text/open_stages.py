@@ -5,6 +5,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from triptych.domain.instance import InstanceLoad, LimitsReport, StageLoad
+from triptych.domain.lora import LoadedLora
 from triptych.domain.stage import Role, Stage
 from triptych.errors import StageClosed, Unavailable
 from triptych.machine.stage_states import StageStates
@@ -46,10 +47,12 @@ class OpenStages:
         """Note that these stages have computed their part of a request."""
         self._served.update(stages & self.open)
 
-    def report(self, stages: dict[Stage, StageLoad], limits: LimitsReport | None) -> InstanceLoad:
-        """The load report, with the load of each open stage, and limits of batches that can change."""
+    def report(
+        self, stages: dict[Stage, StageLoad], limits: LimitsReport | None, loras: tuple[LoadedLora, ...]
+    ) -> InstanceLoad:
+        """The load report, with the load of each open stage, limits of batches that can change, and adapters."""
         if self.states is None:
-            return InstanceLoad(stages, self.draining, limits=limits)
+            return InstanceLoad(stages, self.draining, limits=limits, loras=loras)
         stages = {stage: replace(load, served=self._served[stage]) for stage, load in stages.items()}
         return InstanceLoad(
             stages,
@@ -57,6 +60,7 @@ class OpenStages:
             stages_version=self.states.version,
             closed=self.states.closed,
             limits=limits,
+            loras=loras,
         )
 
 

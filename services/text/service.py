@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -12,6 +13,7 @@ from triptych.domain.embedding import LeaseId, Ticket
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
 from triptych.domain.generation import TextEvent, TextRequest
 from triptych.domain.instance import InstanceInfo, InstanceLimits, InstanceLoad, ServedPart, TransportOffer
+from triptych.domain.lora import LoadedLora, LoadLora
 from triptych.domain.sampling import ResponseFormat
 from triptych.domain.stage import Stage
 from triptych.errors import InvalidRequest, LeaseLost
@@ -34,6 +36,7 @@ from .generation import Generation, Serving
 from .imports import Importer
 from .jobs import Jobs
 from .kv_store import KvStore
+from .loras import Loras
 from .open_stages import OpenStages, stage_loads
 from .record import Record
 from .settings import TextSettings
@@ -78,7 +81,7 @@ class TextService:
         kv: KvStore | None,
         states: StageStates | None,
     ) -> None:
-        """``scheduler`` is set if the instance also encodes in the engine's thread. ``offload`` compiles grammars.
+        """``scheduler`` is set if the instance also encodes in the engine's thread. ``offload`` compiles grammars and reads adapters.
 
         ``offers`` are of the arena that others read, if there is one. ``kv``: the part of that arena for keys and values; None if they
         are not exported. ``states``: of an instance that switches. Read only.
@@ -106,6 +109,16 @@ class TextService:
             scheduler=scheduler,
             most_copied_bytes=lambda: most_copied_nbytes(self._stages.open, settings.kv_bytes_per_step),
         )
+        self.loras = Loras(
+            engine,
+            self._loop,
+            self._jobs,
+            settings.lora_limits,
+            root=settings.lora_root,
+            reading=offload,
+            notify=self._watched_load.notify,
+        )
+        """For reading, and to load at start."""
         self.live_limits = LiveLimits((self,), self._watched_load.notify)
         """Of a text instance that encodes as well, those of the whole instance count."""
         self._steps_at_start = None if engine.steps is None else _limits_of(engine.steps)
@@ -124,6 +137,7 @@ class TextService:
             else Exporter(kv, self._loop, engine.kv, scope, clock, record),
             jobs=self._jobs,
             stages=self._stages,
+            loras=self.loras,
             new_detokenizer=loaded.new_detokenizer,
             new_grammar=loaded.new_grammar,
             offload=offload,
@@ -181,6 +195,18 @@ class TextService:
         """
         return Generation(request, next(self._numbers), self._serving).events()
 
+    async def load_lora(self, order: LoadLora) -> LoadedLora:
+        return await self.loras.order(order)
+
+    async def unload_lora(self, name: str) -> None:
+        lora = self.loras.unload(name)
+        with suppress(RuntimeError):  # the process is ending
+            self._scope.spawn(self._free_when_unused(lora), name=f"unload {name}")
+
+    async def _free_when_unused(self, lora: LoadedLora) -> None:
+        await self._watched_load.wait_until(lambda _: not self.loras.is_used(lora.digest))
+        await self.loras.free(lora)
+
     async def encode(self, request: EncodeRequest) -> EncodeResult:
         """Raises InvalidRequest: of ``ports.Encoder`` it has only what holders have."""
         raise InvalidRequest(
@@ -219,7 +245,7 @@ class TextService:
             leased_bytes=0 if self._kv is None else self._kv.store.memory.leased_bytes,
             free_tokens=self._loop.load.free_tokens,
         )
-        return self._stages.report(stages, self.live_limits.report())
+        return self._stages.report(stages, self.live_limits.report(), self.loras.loaded)
 
     @property
     def batch_limits(self) -> InstanceLimits:

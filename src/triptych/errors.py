@@ -236,7 +236,9 @@ class TransferFailed(Unavailable):
 
 
 class StageClosed(Unavailable):
-    """The instance has switched and does not serve the stage any more. Nothing was done: another one can."""
+    """The instance has switched and does not serve the stage any more, or has unloaded the request's LoRA adapter. Nothing was done:
+    another one can.
+    """
 
     code = "stage_closed"
 

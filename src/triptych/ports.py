@@ -13,7 +13,8 @@ remote; `tests/simulation` runs a whole cluster in one process that way. Methods
 from collections.abc import AsyncGenerator, Callable, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager
-from typing import Protocol, TypeVar
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 from triptych.domain.chat import ChatRequest, Tokenized
 from triptych.domain.embedding import LeaseId, Tensor, TensorSpec, Ticket
@@ -23,6 +24,7 @@ from triptych.domain.engine import TokenGrammar as TokenGrammar  # noqa: PLC0414
 from triptych.domain.generation import ChatEvent, TextEvent, TextRequest
 from triptych.domain.instance import InstanceInfo, InstanceLimits, InstanceLoad, ModelInfo, TransportOffer
 from triptych.domain.kv_segment import KvCopies, KvSegment, SegmentKind
+from triptych.domain.lora import LoadedLora, LoadLora
 from triptych.domain.media import MediaInfo, Shard
 from triptych.domain.membership import MembershipSnapshot
 from triptych.domain.pool import ManagerStatus, ManualSize, MemberReport, MembershipDelta, Order, Watch
@@ -41,7 +43,21 @@ T = TypeVar("T")
 # --- services --------------------------------------------------------------------------------------------------------
 
 
-class Router(Protocol):
+class Loras(Protocol):
+    """Loads and unloads LoRA adapters while requests run: of one text instance, or of all that a router knows."""
+
+    async def load_lora(self, order: LoadLora) -> LoadedLora:
+        """Returns when requests for the model of its name are taken. Raises InvalidRequest for one that cannot be loaded or whose name is
+        taken, FailedPrecondition where nothing is loaded on order.
+        """
+        ...
+
+    async def unload_lora(self, name: str) -> None:
+        """Take no more requests for it; those that run go on. Raises ModelNotFound."""
+        ...
+
+
+class Router(Loras, Protocol):
     """The single entry point, for gateway and SDK."""
 
     def chat(self, request: ChatRequest) -> AsyncGenerator[Sequence[ChatEvent]]:
@@ -52,7 +68,9 @@ class Router(Protocol):
         """
         ...
 
-    async def models(self) -> tuple[ModelInfo, ...]: ...
+    async def models(self) -> tuple[ModelInfo, ...]:
+        """The model, and each LoRA adapter that is served as one."""
+        ...
 
     async def tokenize(self, request: ChatRequest, *, return_token_strs: bool = False) -> Tokenized:
         """The token ids that ``chat`` would prefill, placeholders included.
@@ -115,7 +133,7 @@ class HolderStub(Protocol):
     async def close(self) -> None: ...
 
 
-class Text(Instance, Protocol):
+class Text(Instance, Loras, Protocol):
     """Pulls a request's embeddings, then prefills and decodes."""
 
     def generate(self, request: TextRequest) -> AsyncGenerator[Sequence[TextEvent]]:
@@ -609,6 +627,42 @@ class KvAccess(Protocol):
         ...
 
 
+class LoraFiles(Protocol):
+    """An adapter that was read; its content is private to the engine."""
+
+    @property
+    def digest(self) -> str:
+        """Over its files, 64 hex digits: the identity by which requests name it."""
+        ...
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes in the engine."""
+        ...
+
+
+LoraFilesT = TypeVar("LoraFilesT", bound=LoraFiles)
+
+
+class LoraAccess(Protocol[LoraFilesT]):
+    """The LoRA adapters of a text engine, each applied to the requests that name it."""
+
+    def read(self, directory: Path) -> LoraFilesT:
+        """Read an adapter's files, checked against the model. Blocks; for any thread. Raises InvalidRequest."""
+        ...
+
+    def add(self, files: LoraFilesT) -> None:
+        """Take requests with what ``read`` has returned. Called between two steps, by the thread that calls ``step``."""
+        ...
+
+    def remove(self, digest: str) -> None:
+        """Free an adapter's memory, called likewise: of one that no request in the engine names."""
+        ...
+
+
 class DeviceSharing(Protocol):
     """Steps of a text engine that shares its device with another stage, between decodes (``policy.iteration``)."""
 
@@ -659,7 +713,8 @@ class AdjustableSteps(Protocol):
 class TextEngine(Protocol):
     """The language model with continuous batching. Not thread-safe: called by one thread at a time.
 
-    What only some engines can do is a member of its own: ``kv``, ``sharing``, ``steps`` and ``weights``, each None where an engine cannot.
+    What only some engines can do is a member of its own: ``kv``, ``sharing``, ``steps``, ``weights`` and ``loras``, each None where an
+    engine cannot.
     """
 
     @property
@@ -680,6 +735,11 @@ class TextEngine(Protocol):
     @property
     def weights(self) -> UnloadableWeights | None:
         """None where they always stay in memory."""
+        ...
+
+    @property
+    def loras(self) -> LoraAccess[Any] | None:
+        """None if it applies no LoRA adapters per request."""
         ...
 
     @property

@@ -23,6 +23,7 @@ from triptych.rpc import instance as instance_servicer
 from triptych.rpc.server import RpcServer
 from triptych.rpc.stubs import InstanceStub
 from triptych.services.text import servicer as text_servicer
+from triptych.testing.loras import NoLoras
 
 MODEL = ModelInfo("m", "r", DType.F32, 8, 128)
 INFO = MediaInfo(Modality.IMAGE, "png", 2, 2, 1, bytes(32))
@@ -79,7 +80,7 @@ class ScriptedEncoder:
             self.watchers_gone.set()
 
 
-class ScriptedText:
+class ScriptedText(NoLoras):
     def __init__(self) -> None:
         self.closed = asyncio.Event()
 

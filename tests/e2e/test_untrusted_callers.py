@@ -51,8 +51,16 @@ GROWTH_NBYTES = 400 << 20
 CALL_S = 60.0
 SERVICES = ("encoder-1", "text-1", "router", "pool-manager")
 PNG = (DIGITS / "9_c.png").read_bytes()
-REFUSED = {"/triptych.v1.PoolManager/SetLimits", "/triptych.v1.PoolManager/Roll", f"/{SERVICE_NAME}/SetDegree"}
-"""Where good requests are refused: the member has no limits that can change, and nothing starts instances."""
+REFUSED = {
+    "/triptych.v1.PoolManager/SetLimits": grpc.StatusCode.INVALID_ARGUMENT,
+    "/triptych.v1.PoolManager/Roll": grpc.StatusCode.INVALID_ARGUMENT,
+    f"/{SERVICE_NAME}/SetDegree": grpc.StatusCode.INVALID_ARGUMENT,
+    "/triptych.v1.Text/LoadLora": grpc.StatusCode.FAILED_PRECONDITION,
+    "/triptych.v1.Text/UnloadLora": grpc.StatusCode.NOT_FOUND,
+    "/triptych.v1.Router/LoadLora": grpc.StatusCode.FAILED_PRECONDITION,
+    "/triptych.v1.Router/UnloadLora": grpc.StatusCode.NOT_FOUND,
+}
+"""How good requests are refused: the member has no limits that can change, nothing starts instances, and there are no adapters."""
 DEFECTS = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DEADLINE_EXCEEDED)
 CHANNEL = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
 
@@ -230,6 +238,10 @@ async def good_requests(cluster: LocalCluster, ports: dict[str, Port]) -> list[t
         (text, "Text/Generate", with_item),
         (text, "Calls/Exchange", exchange_request(text_request())),
         (text, "Instance/WatchLoad", instance_pb2.WatchLoadRequest()),
+        (text, "Text/LoadLora", common_pb2.LoadLoraRequest(name="adapter", directory="adapter")),
+        (text, "Text/UnloadLora", common_pb2.UnloadLoraRequest(name="adapter")),
+        (router, "Router/LoadLora", common_pb2.LoadLoraRequest(name="adapter", directory="adapter", parent=MODEL_ID)),
+        (router, "Router/UnloadLora", common_pb2.UnloadLoraRequest(name="adapter")),
         (router, "Router/Chat", chat_request()),
         (router, "Router/Tokenize", router_pb2.TokenizeRequest(chat=chat_request())),
         (router, "Router/Models", router_pb2.ModelsRequest()),
@@ -301,7 +313,7 @@ async def test_no_mutated_request_affects_an_instance() -> None:
         requests = [*await good_requests(cluster, ports), *of_scaler]
         assert REQUESTS.keys() <= {path for _, path, _ in requests}
         for port, path, good in requests:
-            wanted = grpc.StatusCode.INVALID_ARGUMENT if path in REFUSED else grpc.StatusCode.OK
+            wanted = REFUSED.get(path, grpc.StatusCode.OK)
             assert await port.call(path, good.SerializeToString()) is wanted, f"{path} of a good request"
             for what, data in mutations(good, seed=7):
                 code = await port.call(path, data)

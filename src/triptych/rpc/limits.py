@@ -8,6 +8,8 @@ QUERY_TIMEOUT_S = 10.0
 """Outer limits, as every call has a deadline; callers have tighter ones in their settings."""
 WATCH_TIMEOUT_S = 3600.0
 """A watch is renewed at least this often, as every call has a deadline."""
+LOAD_LORA_TIMEOUT_S = 300.0
+"""Files of adapters may lie on slow disks."""
 DEFAULT_CALL_TIMEOUT_S = 120.0
 """Timeout of callers that set no deadline, seconds."""
 MAX_CALL_TIMEOUT_S = 86_400.0

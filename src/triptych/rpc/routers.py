@@ -13,10 +13,19 @@ from typing import Protocol, TypeVar
 from triptych.domain.chat import ChatRequest, Tokenized
 from triptych.domain.generation import ChatEvent
 from triptych.domain.instance import ModelInfo
+from triptych.domain.lora import LoadedLora, LoadLora
 from triptych.domain.membership import MemberState
 from triptych.domain.resolving import ResolvedItem, ResolveRequest
 from triptych.domain.timeline import Readiness, Timeline
-from triptych.errors import InstanceLost, InternalError, ModelNotFound, NotFound, TriptychError, Unavailable
+from triptych.errors import (
+    InstanceLost,
+    InternalError,
+    InvalidRequest,
+    ModelNotFound,
+    NotFound,
+    TriptychError,
+    Unavailable,
+)
 from triptych.machine.answer_so_far import AnswerSoFar
 from triptych.machine.router_attempts import Next, RouterAttempts
 from triptych.ports import Membership, Rng, Router
@@ -221,11 +230,29 @@ class Routers:
                 yield items
 
     async def models(self) -> tuple[ModelInfo, ...]:
-        """Models of all routers, each once, in alphabetical order."""
+        """Models of all routers, each once, in alphabetical order; those that LoRA adapters stand for at the end."""
         if self._only is not None:
             return await _answered(self._only.client.models())
         models = {model.model_id: model for router in self._routers.values() for model in router.models}
-        return tuple(models[name] for name in sorted(models))
+        return tuple(sorted(models.values(), key=lambda model: (bool(model.parent), model.model_id)))
+
+    async def load_lora(self, order: LoadLora) -> LoadedLora:
+        """By one router of the base model. Raises InvalidRequest where there are several models, and none is named."""
+        bases = sorted(
+            {model.model_id for router in self._routers.values() for model in router.models if not model.parent}
+        )
+        if not order.parent and len(bases) > 1:
+            raise InvalidRequest(
+                f"several models are served: name the parent, one of {', '.join(bases)}", param="parent"
+            )
+        job = _Job("", order.parent or "".join(bases), ASK_S)
+        lora = await _answered(self._chosen(job, set()).client.load_lora(order))
+        await self.ask()
+        return lora
+
+    async def unload_lora(self, name: str) -> None:
+        await _answered(self._chosen(_Job("", name, ASK_S), set()).client.unload_lora(name))
+        await self.ask()
 
     async def timeline(self, request_id: str) -> Timeline:
         """Asks one router after the other, as any may have had the request."""
@@ -257,7 +284,7 @@ class Routers:
         ready: set[str] = set()
         lacks: dict[str, tuple[str, ...]] = {}
         for router, readiness in zip(routers, all_readiness, strict=True):
-            for name in [model.model_id for model in router.models] or [""]:
+            for name in [model.model_id for model in router.models if not model.parent] or [""]:
                 if readiness.ready:
                     ready.add(name)
                 lacks.setdefault(name, readiness.missing)

@@ -9,6 +9,7 @@ from triptych.domain.embedding import LeaseId, Ticket
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
 from triptych.domain.generation import ChatEvent, TextEvent, TextRequest
 from triptych.domain.instance import InstanceInfo, InstanceLimits, InstanceLoad, ModelInfo
+from triptych.domain.lora import LoadedLora, LoadLora
 from triptych.domain.pool import ManagerStatus, ManualSize, MemberReport, MembershipDelta, Order, Watch
 from triptych.domain.resolving import ResolvedItem, ResolveRequest
 from triptych.domain.scaling import PoolName, ScaledPool
@@ -18,8 +19,10 @@ from triptych.errors import DeadlineExceeded, InstanceLost, Unavailable
 from triptych.rpc import calls, limits
 from triptych.rpc.channel import Channel
 from triptych.rpc.context import outgoing
+from triptych.rpc.multiplex import Multiplexer
 from triptych.runtime.tls import INSTANCE, POOL_MANAGER, ROUTER, SCALER, TlsIdentity
 from triptych.v1 import (
+    common_pb2,
     encoder_pb2,
     instance_pb2,
     instance_pb2_grpc,
@@ -40,6 +43,8 @@ _RESOLVED = calls.reader(router_pb2.ResolveResponse, router.resolved_from_wire)
 _TEXT_EVENTS = calls.reader(text_pb2.TextEvents, text.text_events_from_wire)
 _ENCODED = calls.reader(encoder_pb2.EncodeResponse, encoder.encode_result_from_wire)
 _LEASED = calls.reader(encoder_pb2.LeaseResponse, encoder.lease_response_from_wire)
+_LORA = calls.reader(common_pb2.LoadLoraResponse, lambda answer: common.LORA.from_wire(answer.lora))
+_UNLOADED = calls.reader(common_pb2.UnloadLoraResponse, lambda _: None)
 _RELEASED = calls.reader(encoder_pb2.ReleaseResponse, lambda _: None)
 
 
@@ -93,6 +98,12 @@ class RouterStub(Channel):
         call = self._connection.stub.Readiness(router_pb2.ReadinessRequest(), timeout=limits.QUERY_TIMEOUT_S)
         return await calls.unary(call, router.READINESS.from_wire)
 
+    async def load_lora(self, order: LoadLora) -> LoadedLora:
+        return await _load_lora(self._connection.calls, "/triptych.v1.Router/LoadLora", order)
+
+    async def unload_lora(self, name: str) -> None:
+        await _unload_lora(self._connection.calls, "/triptych.v1.Router/UnloadLora", name)
+
 
 class InstanceStub(Channel):
     """``ports.Encoder`` and ``ports.Text`` at ``target``, for the stages that the instance serves."""
@@ -144,6 +155,12 @@ class InstanceStub(Channel):
             metadata=outgoing(request.request_id),
         )
 
+    async def load_lora(self, order: LoadLora) -> LoadedLora:
+        return await _load_lora(self._connection.calls, "/triptych.v1.Text/LoadLora", order)
+
+    async def unload_lora(self, name: str) -> None:
+        await _unload_lora(self._connection.calls, "/triptych.v1.Text/UnloadLora", name)
+
 
 class PoolManagerStub(Channel):
     """``ports.PoolManagerClient`` at ``target``."""
@@ -182,6 +199,16 @@ class PoolManagerStub(Channel):
     async def roll(self, pool: PoolName, degree: int) -> None:
         message = pool_manager.roll_to_wire(pool, degree)
         await calls.unary(self._connection.stub.Roll(message, timeout=limits.QUERY_TIMEOUT_S), lambda _: None)
+
+
+async def _load_lora(shared: Multiplexer, method: str, order: LoadLora) -> LoadedLora:
+    message = common.LOAD_LORA.to_wire(order).SerializeToString()
+    return await shared.unary(method, message, _LORA, timeout_s=limits.LOAD_LORA_TIMEOUT_S, metadata=outgoing())
+
+
+async def _unload_lora(shared: Multiplexer, method: str, name: str) -> None:
+    message = common_pb2.UnloadLoraRequest(name=name).SerializeToString()
+    await shared.unary(method, message, _UNLOADED, timeout_s=limits.QUERY_TIMEOUT_S, metadata=outgoing())
 
 
 async def _reports_to_wire(reports: AsyncGenerator[MemberReport]) -> AsyncGenerator[pool_manager_pb2.MemberReport]:

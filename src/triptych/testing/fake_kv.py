@@ -60,13 +60,15 @@ class Spliced:
     embedding: bytes
 
 
-def rows_of(items: Sequence[Spliced]) -> dict[int, bytes]:
-    """The rows of embeddings, by position."""
+def rows_of(items: Sequence[Spliced], lora: str = "") -> dict[int, bytes]:
+    """The rows of embeddings, by position. The first has the digest of a LoRA adapter too, so that all that follows depends on it."""
     rows: dict[int, bytes] = {}
     for item in items:
         size = -(-len(item.embedding) // max(1, item.tokens))
         for index in range(item.tokens):
             rows[item.start + index] = item.embedding[index * size : (index + 1) * size]
+    if lora:
+        rows[0] = rows.get(0, b"") + bytes.fromhex(lora)
     return rows
 
 
@@ -96,10 +98,16 @@ def answer_length(token_ids: Sequence[int], items: Sequence[Spliced], choice: in
 
 
 def answer_tokens(
-    token_ids: Sequence[int], items: Sequence[Spliced], *, vocabulary: range, choice: int = 0, length: int | None = None
+    token_ids: Sequence[int],
+    items: Sequence[Spliced],
+    *,
+    vocabulary: range,
+    choice: int = 0,
+    length: int | None = None,
+    lora: str = "",
 ) -> tuple[int, ...]:
     """The right answer to a prompt, or so many tokens if it goes on beyond its end. All tokens are in ``vocabulary``."""
-    contents, rows = bytearray(), rows_of(items)
+    contents, rows = bytearray(), rows_of(items, lora)
     extend(contents, token_ids, rows)
     answer: list[int] = []
     for _ in range(answer_length(token_ids, items, choice) if length is None else length):

@@ -23,7 +23,7 @@ from triptych.domain.kv_segment import KvCopies, KvKind, KvSegment
 from triptych.domain.media import MediaInfo, Shard
 from triptych.domain.queue_position import QueuePosition
 from triptych.errors import ContextTooLong, EngineFailure, InvalidMedia, InvalidRequest
-from triptych.machine.text.prefix_hashes import KeyedItem, PrefixHashes
+from triptych.machine.text.prefix_hashes import KeyedItem, PrefixHashes, salt_of
 from triptych.policy.fairness import may_start
 from triptych.ports import StopSignal
 from triptych.testing.fake_kv import (
@@ -38,6 +38,7 @@ from triptych.testing.fake_kv import (
     rows_of,
     write,
 )
+from triptych.testing.loras import FakeLoras
 from triptych.virtual.offload import OneAtATime, spend
 
 FAKE_MODEL = ModelInfo("fake", "0" * 64, DType.F32, hidden_size=8, context_length=4096)
@@ -205,7 +206,8 @@ class FakeKvAccess:
             KeyedItem(embedding.key, tuple(range(embedding.start, embedding.start + embedding.tokens)))
             for embedding in sequence.request.embeddings
         ]
-        return PrefixHashes(items, salt=sequence.request.tenant_salt).hash_before(end, sequence.token_ids)
+        salt = salt_of(sequence.request.tenant_salt, sequence.request.lora)
+        return PrefixHashes(items, salt=salt).hash_before(end, sequence.token_ids)
 
     def pack(self, request_id: str, choice: int, segment: KvSegment, memory: memoryview) -> bool:
         sequence = self._running_choice(request_id, choice)
@@ -268,6 +270,7 @@ class FakeTextEngine:
     weights = None
 
     def __post_init__(self) -> None:
+        self.loras = FakeLoras()
         self._alone = OneAtATime("text engine")
         self._waiting: dict[str, list[_Sequence]] = {}
         self._running: dict[str, list[_Sequence]] = {}
@@ -312,12 +315,19 @@ class FakeTextEngine:
         items = [
             Spliced(item.start, item.tokens, bytes(item.tensors["embeddings"].data)) for item in request.embeddings
         ]
-        rows, sequences, has_leader = rows_of(items), list[_Sequence](), False
+        if request.lora and request.lora not in self.loras.digests:
+            raise InvalidRequest("the LoRA adapter of the request is not loaded")
+        rows, sequences, has_leader = rows_of(items, request.lora), list[_Sequence](), False
         for choice, begun in request.begun.items():
             if begun:
                 length = len(begun) if request.sampling.ignore_eos else None
                 answer = answer_tokens(
-                    request.token_ids, items, vocabulary=self.vocabulary, choice=choice, length=length
+                    request.token_ids,
+                    items,
+                    vocabulary=self.vocabulary,
+                    choice=choice,
+                    length=length,
+                    lora=request.lora,
                 )
                 if begun != answer[: len(begun)]:
                     raise InvalidRequest(f"the answer of choice {choice} does not begin with {begun}")

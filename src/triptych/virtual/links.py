@@ -16,6 +16,7 @@ from triptych.domain.embedding import LeaseId, Ticket
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
 from triptych.domain.generation import TextEvent, TextRequest
 from triptych.domain.instance import InstanceInfo, InstanceLimits, InstanceLoad
+from triptych.domain.lora import LoadedLora, LoadLora
 from triptych.domain.pool import ManagerStatus, ManualSize, MemberReport, MembershipDelta, Order, Watch
 from triptych.domain.scaling import PoolName
 from triptych.domain.stage import Role
@@ -230,6 +231,12 @@ class LinkedInstance:
 
     def generate(self, request: TextRequest) -> AsyncGenerator[Sequence[TextEvent]]:
         return self._link.stream("generate", lambda text: text.generate(request), request.timeout_s)
+
+    async def load_lora(self, order: LoadLora) -> LoadedLora:
+        return await self._link.call("load_lora", lambda text: text.load_lora(order))
+
+    async def unload_lora(self, name: str) -> None:
+        await self._link.call("unload_lora", lambda text: text.unload_lora(name))
 
     async def close(self) -> None:
         """Does nothing: the link stays for the next connection."""

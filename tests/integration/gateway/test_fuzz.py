@@ -22,6 +22,7 @@ from triptych.media.fetch import FetchLimits
 from triptych.media.sniff import MediaLimits, inspect_media
 from triptych.runtime.clock import monotonic
 from triptych.runtime.offload import ThreadOffload
+from triptych.testing.loras import NoLoras
 
 CASES = 5_000
 SEEDS = [7, *(pytest.param(seed, marks=pytest.mark.extended) for seed in (8, 9, 10))]
@@ -30,7 +31,7 @@ GROWTH_BYTES = 2 << 20
 GOOD = json.dumps({"model": "demo", "messages": [{"role": "user", "content": "Hi"}]}).encode()
 
 
-class SniffingRouter:
+class SniffingRouter(NoLoras):
     """``ports.Router`` that inspects images as the real one does, and answers every choice with one word."""
 
     def __init__(self) -> None:

@@ -13,6 +13,7 @@ from triptych.domain.timeline import Outcome, Readiness, Timeline
 from triptych.errors import NotFound
 from triptych.rpc.server import RpcServer
 from triptych.services.router.servicer import SERVICE_NAME, RouterServicer
+from triptych.testing.loras import NoLoras
 
 MODEL = ModelInfo("demo", "r1", DType.F32, 64, 512)
 USAGE = Usage(prompt_tokens=19, completion_tokens=3, image_tokens=16)
@@ -22,7 +23,7 @@ HELLO: tuple[ChatEvent, ...] = (TokenChunk((1,), "Hel"), TokenChunk((2, 3), "lo"
 Step = ChatEvent | Exception | asyncio.Event
 
 
-class ScriptedRouter:
+class ScriptedRouter(NoLoras):
     """Request i plays script i, later ones the last: events to yield, errors to raise, asyncio events to wait for."""
 
     def __init__(self, *scripts: Sequence[Step]) -> None:

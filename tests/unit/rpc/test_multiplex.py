@@ -27,6 +27,7 @@ from triptych.rpc.stubs import InstanceStub
 from triptych.runtime import logs
 from triptych.runtime.telemetry import Telemetry
 from triptych.services.text.servicer import TextServicer
+from triptych.testing.loras import NoLoras
 from triptych.v1 import calls_pb2, calls_pb2_grpc, text_pb2, text_pb2_grpc
 from triptych.wire.bounds import MAX_CALL_NBYTES
 
@@ -43,7 +44,7 @@ def request(request_id: str = "r", *, tokens: int = 1, timeout_s: float = WAIT_S
 
 
 @dataclass
-class Script:
+class Script(NoLoras):
     """A text service: it answers ``chunks`` times, then waits if it is told to."""
 
     chunks: int = 1

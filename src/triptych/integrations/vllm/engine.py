@@ -52,6 +52,7 @@ class VllmTextEngine:
     sharing = None
     steps = None
     weights = None
+    loras = None
 
     def __init__(
         self,

@@ -6,6 +6,7 @@ from math import inf
 from typing import NamedTuple
 
 from triptych.domain.instance import InstanceInfo, InstanceLimits, InstanceLoad, ModelInfo, StageLoad
+from triptych.domain.lora import LoadedLora
 from triptych.domain.membership import Member
 from triptych.domain.stage import Role, Stage
 from triptych.machine.router.health import BackoffReason, Health
@@ -13,6 +14,8 @@ from triptych.machine.router.others_work import OthersWork
 from triptych.policy.backlog import Backlog
 from triptych.policy.kv_transfer import KvRoom
 from triptych.policy.placement.pool import Candidate, Pool, TextLoad, TextTraits
+
+_NO_LORAS = frozenset[str]()
 
 Stages = tuple[Stage, ...]
 """The stages that every instance of a pool serves."""
@@ -82,6 +85,8 @@ class Instance:
     """The stages of its last load report, if it switches; None before."""
     limits: InstanceLimits | None = None
     """Limits of its batches by its last load report; None if it does not say."""
+    loras: tuple[LoadedLora, ...] = ()
+    """LoRA adapters that it takes requests for, by its last load report."""
     reports: int = 0
     credits: int = 0
     """Credits not yet returned."""
@@ -133,6 +138,10 @@ class Instance:
     def usable(self) -> bool:
         return self.state is InstanceState.READY
 
+    def has_lora(self, digest: str) -> bool:
+        """Whether it takes requests with this adapter; an empty digest stands for none."""
+        return not digest or any(lora.digest == digest for lora in self.loras)
+
     def serves(self, stages: Stages) -> bool:
         return self.info is not None and self.served.issuperset(stages)
 
@@ -159,7 +168,7 @@ class Instance:
         """Store the description. Returns whether the process has restarted."""
         restarted = self.info is not None and self.info.epoch != info.epoch
         if restarted:
-            self.draining, self.reported_stages, self.limits = False, None, None
+            self.draining, self.reported_stages, self.limits, self.loras = False, None, None, ()
             for stage_credits in self.stages.values():
                 stage_credits.not_reported()
                 stage_credits.full_until_s, stage_credits.health = -inf, Health()
@@ -167,7 +176,8 @@ class Instance:
         return restarted
 
     def reported(self, load: InstanceLoad, expected_tokens: int | None = None) -> bool:
-        """Store a load report. Returns whether the instance began or stopped draining, has switched, or has other limits.
+        """Store a load report. Returns whether the instance began or stopped draining, has switched, or has other limits or
+        adapters.
 
         ``expected_tokens`` are those that it is expected to decode; they count instead of the most that it may.
         """
@@ -183,6 +193,8 @@ class Instance:
             self.reported_stages, changed = frozenset(load.stages), True
         if load.limits is not None and load.limits.limits != self.limits:
             self.limits, changed = load.limits.limits, True
+        if load.loras != self.loras:
+            self.loras, changed = load.loras, True
         self.reports += 1
         self.new_kv_tokens = 0
         for stage, stage_credits in self.stages.items():
@@ -352,7 +364,9 @@ class Instance:
             arena_bytes, max_items = info.arena_bytes, info.max_items
         elif info is not None:
             prefill_only = not self.serves((Stage.DECODE,))
-            text = TextTraits(prefill_only, info.continues, info.prefills_early, info.transfers_kv, info.kv_kind)
+            loras = frozenset([lora.digest for lora in self.loras]) if self.loras else _NO_LORAS
+            traits = (info.continues, info.prefills_early, info.transfers_kv, info.kv_kind)
+            text = TextTraits(prefill_only, *traits, loras)
         instance_id = "" if info is None else info.instance_id
         return Candidate(self.name, self.usable, 0, 0, arena_bytes, 0, max_items, instance_id=instance_id, text=text)
 

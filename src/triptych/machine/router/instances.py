@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from triptych.domain.instance import InstanceInfo, ModelInfo
+from triptych.domain.lora import LoadedLora
 from triptych.domain.membership import Member
 from triptych.domain.profile import ProfileIdentity
 from triptych.domain.stage import ModelPart, Stage
@@ -56,6 +57,11 @@ class Instances:
     """Most tokens that a usable instance that decodes can hold for one request; 0 if unknown."""
     kv_block_tokens: int = 0
     """The largest block of their KV memory; 0 if unknown."""
+    loras: Mapping[str, LoadedLora] = field(default_factory=dict)
+    """The LoRA adapters that are served, by name: prefilled and decoded somewhere, as far as is known. Of several with one name the one
+    that most instances have."""
+    lora_digests: frozenset[str] = frozenset()
+    """Digests of all that are served, under whatever name."""
     arena_bytes: int = 0
     """Of all usable encoders together."""
     parts: dict[ModelPart, ProfileIdentity] = field(default_factory=dict)
@@ -160,6 +166,7 @@ class Instances:
         self.arena_bytes = sum(
             instance.info.arena_bytes for instance in encoders if instance.info is not None and instance.usable
         )
+        self._review_loras()
         for instance in instances:
             if instance.info is not None and instance.usable:
                 self.parts |= {part.identity.part: part.identity for part in instance.info.parts}
@@ -180,6 +187,25 @@ class Instances:
         kept = [info.kv_tokens for info in usable]
         self.kv_tokens = max(kept, default=0) if all(kept) else 0
         self.kv_block_tokens = max([info.kv_block_tokens for info in usable], default=0)
+
+    def _review_loras(self) -> None:
+        """Find the adapters. One whose instances cannot be reached is still known: requests for it fail as others do then."""
+        known = [
+            instance
+            for instance in self.by_name.values()
+            if instance.loras
+            and not instance.leaving
+            and instance.info is not None
+            and instance.info.model == self.model
+        ]
+        prefilled, decoded = (
+            {lora.digest for instance in known if instance.serves((stage,)) for lora in instance.loras}
+            for stage in (Stage.PREFILL, Stage.DECODE)
+        )
+        reports = Counter([lora for instance in known for lora in instance.loras])
+        best = sorted(reports, key=lambda lora: (reports[lora], lora.digest))
+        self.loras = {lora.name: lora for lora in best if lora.digest in prefilled & decoded}
+        self.lora_digests = frozenset([lora.digest for lora in best if lora.digest in prefilled & decoded])
 
     def lend(self, states: Mapping[str, LenderState]) -> None:
         """Set which text instances encode first; the states are those of now, as long as they are the same mapping."""

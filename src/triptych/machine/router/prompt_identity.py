@@ -15,7 +15,8 @@ class PromptTokens:
     """A prompt without its items."""
 
     token_ids: tuple[int, ...]
-    tenant_salt: bytes
+    salt: bytes
+    """Of its tenant and its LoRA adapter (``prefix_hashes.salt_of``)."""
     placeholder_ids: AbstractSet[int] = frozenset()
     """Tokens whose positions items fill."""
 
@@ -58,7 +59,7 @@ class PromptIdentity:
             for item in self._items
             if item.start < count * segment_tokens
         ]
-        prefixes = PrefixHashes(keyed, salt=self._prompt.tenant_salt)
+        prefixes = PrefixHashes(keyed, salt=self._prompt.salt)
         ends = range(segment_tokens, (count + 1) * segment_tokens, segment_tokens)
         hashes = [prefixes.hash_before(end, tokens) for end in ends]
         return tuple(

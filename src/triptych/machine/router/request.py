@@ -33,6 +33,7 @@ from triptych.errors import (
     InstanceLost,
     InternalError,
     LeaseLost,
+    NotFound,
     Overloaded,
     StageClosed,
     TransferFailed,
@@ -153,6 +154,7 @@ class RequestMachine:
         new_lease: Callable[[], LeaseId],
         choices: int = 1,
         priority: int = 0,
+        lora: str = "",
         ordering: Ordering = by_slo,
         share: Callable[[Stage], Share] = lambda _: UNSHARED,
         dispatch: Dispatch | None = None,
@@ -163,7 +165,7 @@ class RequestMachine:
 
         A chat is done when ``choices`` choices have finished. ``resolves``: it is no chat, and has items.
         ``continued_tokens``: another router began its answer, and has passed on so many tokens of these choices.
-        ``share`` gives the request's share of its tenant at a stage that it has come to. ``new_lease`` returns a fresh lease id.
+        ``lora`` is the digest of its LoRA adapter. ``share`` gives the request's share of its tenant at a stage that it has come to. ``new_lease`` returns a fresh lease id.
         """
         self.number = number
         """For reading; unlike the request id, never reused."""
@@ -184,6 +186,7 @@ class RequestMachine:
             deadline_s=deadline_s,
             choices=choices,
             priority=priority,
+            lora=lora,
             ordering=ordering,
             share=share,
         )
@@ -632,7 +635,7 @@ class RequestMachine:
         A request that one refused, or whose engine failed on it, does not wait for that one, unless some of its answer has
         been sent and would be lost.
         """
-        error = self._texts.error
+        error = None if isinstance(event.error, NotFound) else self._texts.error
         turned_down = isinstance(error, Overloaded | EngineFailure)
         if event.final or (turned_down and not self._wants.begun):
             return self._end(RequestPhase.FAILED, error or event.error, now_s)

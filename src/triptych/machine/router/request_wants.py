@@ -27,6 +27,7 @@ class RequestWants:
         deadline_s: float,
         choices: int = 1,
         priority: int = 0,
+        lora: str = "",
         ordering: Ordering = by_slo,
         share: Callable[[Stage], Share] = lambda _: UNSHARED,
     ) -> None:
@@ -36,6 +37,7 @@ class RequestWants:
         self._deadline_s = deadline_s
         self._choices = choices
         self._priority = priority
+        self._lora = lora
         self._ordering = ordering
         self._share = share
         self._expected: Expected = NOTHING_EXPECTED
@@ -96,6 +98,7 @@ class RequestWants:
             moves=texts.moves,
             prompt=prompt,
             suspect=suspect,
+            lora=self._lora,
         )
 
     def _queue_position(self, needs_s: float, share: Share) -> QueuePosition:

@@ -98,6 +98,8 @@ class TextWanted:
     """Finds the prefix of its prompt at other instances; None if that is not wanted."""
     suspect: bool = False
     """As in CreditsWanted."""
+    lora: str = ""
+    """Digest of its LoRA adapter, which the instance must have; empty without one."""
 
 
 @record

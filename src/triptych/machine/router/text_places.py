@@ -7,7 +7,7 @@ from triptych.domain.generation import Finished, FinishReason
 from triptych.domain.instance import StageLoad
 from triptych.domain.rng import Rng
 from triptych.domain.stage import Stage
-from triptych.errors import Overloaded, TriptychError, Unavailable
+from triptych.errors import ModelNotFound, Overloaded, TriptychError, Unavailable
 from triptych.machine.router.backlogs import CostsOf
 from triptych.machine.router.cluster_limits import ClusterLimits
 from triptych.machine.router.credit_ledger import Credit, CreditLedger
@@ -93,6 +93,8 @@ class TextPlaces:
             return [Granted(event.request, (placed,))]
         if event.early:
             return []
+        if placed is RequestShortage.NO_LORA:
+            return [PlaceRefused(event.request, _no_lora(), final=True)]
         if placed is RequestShortage.NO_INSTANCE:
             # Usable ones that were not chosen are of the release before, and cannot go on with answers.
             final = lost or (event.continues and self._instances.has_text)
@@ -116,11 +118,12 @@ class TextPlaces:
                     continue
                 break
             self.waiting.remove(wanted.request)
-            effects.append(
-                Granted(wanted.request, (placed,))
-                if isinstance(placed, Grant)
-                else PlaceRefused(wanted.request, self.no_text(), lost)
-            )
+            if isinstance(placed, Grant):
+                effects.append(Granted(wanted.request, (placed,)))
+            elif placed is RequestShortage.NO_LORA:
+                effects.append(PlaceRefused(wanted.request, _no_lora(), final=True))
+            else:
+                effects.append(PlaceRefused(wanted.request, self.no_text(), lost))
         return effects
 
     def move(self, now_s: float) -> list[Moved]:
@@ -179,18 +182,20 @@ class TextPlaces:
 
     def _why_not_kept(self, instance: Instance, event: TextWanted, now_s: float) -> str:
         """As in ``LendingCounts.taken_back``; empty if it is."""
-        if not instance.usable or not instance.serves(TEXT):
+        if not instance.usable or not instance.serves(TEXT) or not instance.has_lora(event.lora):
             return "lost"
         self.lenders.update(now_s, len(self.waiting.in_order))
         if self.lenders.states.get(instance.name) is LenderState.ENCODE_ONLY:
             return "closed"
         prompts = self._instances.texts(now_s)
-        slower = is_faster_elsewhere(prompts, instance.name, event.tokens, event.kept_tokens)
+        slower = is_faster_elsewhere(prompts, instance.name, event.tokens, event.kept_tokens, event.lora)
         return "slower" if slower else ""
 
     def _place(self, event: TextWanted, now_s: float, *, first_in_line: bool) -> Grant | RequestShortage:
         """``first_in_line``: no other prompt waits for KV memory before it."""
         instances, policies = self._instances, self._policies
+        if event.lora and event.lora not in instances.lora_digests:
+            return RequestShortage.NO_LORA
         want, prompts = self._want(event, first_in_line=first_in_line), instances.texts(now_s)
         place = place_request(prompts, want, policies.text_routing, policies.kv_transfer, self._rng)
         if not isinstance(place, RequestPlace):
@@ -241,6 +246,7 @@ class TextPlaces:
             "" if sender is None else sender.name,
             "" if sender is None or sender.info is None else sender.info.kv_kind,
             event.moves,
+            event.lora,
         )
 
     def _credit(self, event: TextWanted, want: RequestWant, name: str, stage: Stage, tokens: int) -> Credit:
@@ -294,3 +300,7 @@ class TextPlaces:
         if not answers or not decode.pending_tokens:
             return None
         return answers * self.expected.predict(None, decode.pending_tokens // answers)
+
+
+def _no_lora() -> TriptychError:
+    return ModelNotFound("the LoRA adapter of the request is not served any more", param="model")

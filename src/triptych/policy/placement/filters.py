@@ -104,6 +104,11 @@ is_lending: Keep[RequestWant] = each(lambda pool, _, place: pool.lenders.get(poo
 """Reads the states of those that encode first: nobody else passes."""
 
 
+def has_lora(pool: Pool, want: RequestWant, places: Places) -> Places:
+    """Reads which LoRA adapters it takes requests for."""
+    return [place for place in places if want.lora in pool.text[place].loras] if want.lora else places
+
+
 def computes_early(pool: Pool, want: RequestWant, places: Places) -> Places:
     """Reads, for the prefix of a prompt, whether it keeps it, keeps its answers, does not encode first, and has no other prompt."""
     if not want.early:
@@ -141,13 +146,13 @@ def lends_memory(pool: Pool, want: RequestWant, places: Places) -> Places:
 
 def _has_others_than_lenders(pool: Pool, want: RequestWant) -> bool:
     """Whether there is a usable instance that is no lender and has not failed the request."""
-    others = pool.places.keys() - pool.lenders - want.avoid
-    return any(pool.usable[pool.places[name]] for name in others)
+    others = [pool.places[name] for name in pool.places.keys() - pool.lenders - want.avoid]
+    return any(pool.usable[place] and pool.text[place].has_lora(want.lora) for place in others)
 
 
 def takes_kv(pool: Pool, want: RequestWant, places: Places) -> Places:
     """Reads, for an answer that is transferred, the kinds of keys and values, and who has failed it."""
-    taking = receivers(pool, want.sender, want.sender_kv_kind) if want.sender else ()
+    taking = receivers(pool, want.sender, want.sender_kv_kind, want.lora) if want.sender else ()
     return [place for place in not_avoided(pool, want, places) if place in taking] if taking else places
 
 
@@ -162,12 +167,12 @@ def has_kv_memory(pool: Pool, want: RequestWant, places: Places) -> Places:
 # --- who takes answers -----------------------------------------------------------------------------------------------
 
 
-def receivers(answers: Pool, sender: str, kv_kind: str, *, alike: bool = False) -> list[int]:
-    """The places of those that go on with answers of ``sender``: if there are any (or with ``alike``), those that take its keys and
-    values. Lenders that do not lend are among them only if there is no other.
+def receivers(answers: Pool, sender: str, kv_kind: str, lora: str = "", *, alike: bool = False) -> list[int]:
+    """The places of those that go on with answers of ``sender`` with this adapter: if there are any (or with ``alike``), those that take
+    its keys and values. Lenders that do not lend are among them only if there is no other.
     """
     able = [place for place in answers.all if answers.usable[place] and answers.text[place].continues]
-    able = [place for place in able if answers.name[place] != sender]
+    able = [place for place in able if answers.name[place] != sender and answers.text[place].has_lora(lora)]
     taking = [place for place in able if kv_kind and answers.text[place].kv_kind == kv_kind]
     found = taking if alike or taking else able
     return [place for place in found if not is_closed(answers, place)] or found
@@ -175,7 +180,7 @@ def receivers(answers: Pool, sender: str, kv_kind: str, *, alike: bool = False) 
 
 def receivers_have_room(pool: Pool, place: int, want: RequestWant) -> bool:
     """Whether those that would take the answer from this place have KV memory for it, beside what is promised."""
-    taking = receivers(pool.answers, pool.name[place], pool.text[place].kv_kind)
+    taking = receivers(pool.answers, pool.name[place], pool.text[place].kv_kind, want.lora)
     rooms = [pool.answers.text_load(receiver).kv_room for receiver in taking]
     return has_kv_room(rooms, want.kv_tokens, want.promised_kv_tokens)
 
@@ -210,6 +215,7 @@ HEDGE_FILTERS = Filters[Want](
 )
 PROMPT_FILTERS = Filters[RequestWant](
     Filter(usable, implied=True),
+    Filter(has_lora),
     Filter(not_excluded),
     Filter(not_avoided),
     Filter(computes_early),
@@ -221,6 +227,7 @@ PROMPT_FILTERS = Filters[RequestWant](
 """Nothing is prefilled that nobody can take."""
 ANSWER_FILTERS = Filters[RequestWant](
     Filter(usable, implied=True),
+    Filter(has_lora),
     Filter(goes_on),
     Filter(not_excluded),
     Filter(lends),
@@ -233,6 +240,7 @@ ANSWER_FILTERS = Filters[RequestWant](
 """Where keys and values can be used nothing is computed again; where there is no memory for them the answer waits."""
 MOVE_FILTERS = Filters[RequestWant](
     Filter(usable, implied=True),
+    Filter(has_lora),
     Filter(not_excluded),
     Filter(not_avoided),
     Filter(is_lending),
@@ -243,6 +251,7 @@ MOVE_FILTERS = Filters[RequestWant](
 """Of those that encode first and may take a request from where it waits."""
 SUSPECT_FILTERS = Filters[RequestWant](
     Filter(usable, implied=True),
+    Filter(has_lora),
     Filter(not_excluded),
     Filter(not_avoided),
     Filter(lends),

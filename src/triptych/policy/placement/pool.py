@@ -31,6 +31,12 @@ class TextTraits:
     """Whether it can transfer an answer that it could go on with itself."""
     kv_kind: str = ""
     """Of its keys and values; empty if nobody takes them."""
+    loras: frozenset[str] = frozenset()
+    """Digests of the LoRA adapters that it takes requests for."""
+
+    def has_lora(self, digest: str) -> bool:
+        """Whether it takes requests with this adapter; an empty digest stands for none."""
+        return not digest or digest in self.loras
 
 
 @record

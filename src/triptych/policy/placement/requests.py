@@ -38,6 +38,7 @@ class RequestShortage(Enum):
     """Why a request cannot be placed now."""
 
     NO_INSTANCE = "no text instance is available"
+    NO_LORA = "no text instance has its LoRA adapter"
     TO_COME = "the KV memory for its answer is taken, or the instances may end with another request"
 
 
@@ -60,7 +61,7 @@ def _transfers_kv(pool: Pool, want: RequestWant, place: int, kv_transfer: Transf
         return True
     if kv_transfer is None or want.early or not want.first_in_line or not pool.text[place].transfers_kv:
         return False
-    taking = receivers(pool.answers, pool.name[place], pool.text[place].kv_kind, alike=True)
+    taking = receivers(pool.answers, pool.name[place], pool.text[place].kv_kind, want.lora, alike=True)
     return (
         bool(taking)
         and kv_transfer(
@@ -81,9 +82,20 @@ def _shortage(prompts: Pool, want: RequestWant) -> RequestShortage:
         if name in pool.places
     )
     for_memory = not want.continues and any(
-        prompts.usable[place] and prompts.name[place] not in want.avoid for place in prompts.prefill_only
+        prompts.usable[place] and prompts.name[place] not in want.avoid and _may_prefill(prompts, place, want)
+        for place in prompts.prefill_only
     )
     return RequestShortage.TO_COME if kept_out or for_memory else RequestShortage.NO_INSTANCE
+
+
+def _may_prefill(prompts: Pool, place: int, want: RequestWant) -> bool:
+    """Whether an instance that only prefills can compute the prompt once there is memory: with an adapter, others must have that too."""
+    if not want.lora:
+        return True
+    traits = prompts.text[place]
+    return traits.has_lora(want.lora) and bool(
+        receivers(prompts.answers, prompts.name[place], traits.kv_kind, want.lora)
+    )
 
 
 def is_kept_apart(prompts: Pool, want: RequestWant) -> bool:
@@ -112,7 +124,7 @@ def place_at_lender(
     return prompts.name[there] if earlier else None
 
 
-def is_faster_elsewhere(prompts: Pool, name: str, tokens: int, kept_tokens: int) -> bool:
+def is_faster_elsewhere(prompts: Pool, name: str, tokens: int, kept_tokens: int, lora: str = "") -> bool:
     """Whether another instance would have computed a prompt of ``tokens`` before this one, which keeps some of them, has computed the
     rest.
     """
@@ -120,6 +132,7 @@ def is_faster_elsewhere(prompts: Pool, name: str, tokens: int, kept_tokens: int)
         prompts.text_load(place).prefill_tokens
         for place in prompts.all
         if prompts.usable[place] and prompts.name[place] != name and not is_closed(prompts, place)
+        if prompts.text[place].has_lora(lora)
     ]
     here = prompts.text_load(prompts.places[name]).prefill_tokens
     return bool(waits) and min(waits) + tokens < here - kept_tokens

@@ -66,6 +66,8 @@ class RequestWant:
     """The kind of that one's keys and values; empty if nobody takes them."""
     moves: int = 0
     """How often it has left an instance where it waited."""
+    lora: str = ""
+    """Digest of its LoRA adapter; empty without one."""
     content: ClassVar[Content | None] = None
 
     @property

@@ -12,6 +12,7 @@ from triptych.domain.instance import ModelInfo
 from triptych.domain.resolving import ResolvedItem, ResolveRequest
 from triptych.domain.timeline import ItemTimeline, Outcome, Readiness, Timeline
 from triptych.errors import NotFound
+from triptych.testing.loras import NoLoras
 
 MODEL = ModelInfo("demo", "r1", DType.F32, 64, 512)
 FINISH = (
@@ -23,7 +24,7 @@ HELLO: tuple[ChatEvent, ...] = (TokenChunk((1,), "Hel"), TokenChunk((2,), ""), T
 Step = ChatEvent | tuple[ChatEvent, ...] | Exception | asyncio.Event
 
 
-class FakeRouter:
+class FakeRouter(NoLoras):
     """``ports.Router``: yields events (those of a tuple together), raises exceptions, and waits for asyncio events, as
     its script says.
     """

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from hashlib import blake2b
 from secrets import token_bytes
 from typing import Any
 
@@ -25,11 +26,12 @@ from triptych.domain.generation import (
 )
 from triptych.domain.instance import InstanceInfo, InstanceLoad, ModelInfo, ServedPart, StageLoad
 from triptych.domain.kv_segment import KvPlacement, SealedSegment
+from triptych.domain.lora import LoadedLora, LoadLora
 from triptych.domain.media import Modality
 from triptych.domain.profile import Profile
 from triptych.domain.sampling import SamplingParams
 from triptych.domain.stage import Role, Stage
-from triptych.errors import ArenaFull, InstanceLost, LeaseLost, TransferFailed
+from triptych.errors import ArenaFull, InstanceLost, LeaseLost, ModelNotFound, StageClosed, TransferFailed
 from triptych.media.sniff import MediaLimits
 from triptych.runtime.profiles import KnownProfiles
 from triptych.runtime.watched_value import ReportIntervals, WatchedValue
@@ -187,6 +189,11 @@ class FakeEncoder(KillableInstance):
             await self.spend(0.05)
 
 
+def lora_of(name: str, directory: str) -> LoadedLora:
+    """The adapter that a fake text instance finds in a directory."""
+    return LoadedLora(name, blake2b(directory.encode(), digest_size=32).hexdigest(), 8, 100)
+
+
 class FakeText(KillableInstance):
     """A text instance that transfers and takes what others have, once it knows them as ``peers``."""
 
@@ -219,12 +226,16 @@ class FakeText(KillableInstance):
         self.finishes = True
         self.continues = True
         self.drains = False
+        self.loras: dict[str, LoadedLora] = {}
+        self.lora_errors: deque[Exception] = deque()
 
     async def generate(self, request: TextRequest) -> AsyncGenerator[Sequence[TextEvent]]:
         self.requests.append(request)
         self.running += 1
         try:
             await self.spend(0.002)
+            if request.lora and all(lora.digest != request.lora for lora in self.loras.values()):
+                raise StageClosed("the LoRA adapter is not loaded here any more")
             if self.failures:
                 raise self.failures.popleft()
             lost = [place.item for place in request.placements if not self._held(place.ticket)]
@@ -252,6 +263,18 @@ class FakeText(KillableInstance):
                 yield [await self._transfer_kv(request, self.tokens)]
         finally:
             self.running -= 1
+
+    async def load_lora(self, order: LoadLora) -> LoadedLora:
+        await self.spend(0.01)
+        if self.lora_errors:
+            raise self.lora_errors.popleft()
+        self.loras[order.name] = lora_of(order.name, order.directory)
+        return self.loras[order.name]
+
+    async def unload_lora(self, name: str) -> None:
+        await self.spend(0.01)
+        if self.loras.pop(name, None) is None:
+            raise ModelNotFound(f"no LoRA adapter {name!r} is loaded", param="name")
 
     async def _transfer_kv(self, request: TextRequest, sent: int) -> KvTransferred:
         await self.spend(self.seal_s)
@@ -304,7 +327,8 @@ class FakeText(KillableInstance):
     async def watch_load(self) -> AsyncGenerator[InstanceLoad]:
         while True:
             decode = StageLoad(self.running * 10, self.running, free_tokens=self.free_tokens)
-            yield InstanceLoad({Stage.DECODE: decode} if self.role.serves(Stage.DECODE) else {}, self.drains)
+            stages = {Stage.DECODE: decode} if self.role.serves(Stage.DECODE) else {}
+            yield InstanceLoad(stages, self.drains, loras=tuple(self.loras.values()))
             await self.spend(0.05)
 
 

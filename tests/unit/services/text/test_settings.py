@@ -126,3 +126,28 @@ def test_one_that_switches_has_its_own_role_among_those_that_it_can_take() -> No
 def test_weights_are_unloaded_only_where_another_part_takes_over(arguments: list[str], said: str) -> None:
     with pytest.raises(SettingsError, match=said):
         TextSettings.load(["--model", "m", "--resident", "role", *arguments], {})
+
+
+def test_adapters_are_named_and_may_be_repeated() -> None:
+    settings = TextSettings.load(["--model", "m", "--lora", "a=/x", "--lora", "b=y=z", "--max-lora-rank", "32"], {})
+    assert (settings.lora, settings.lora_limits.max_lora_rank) == (("a=/x", "b=y=z"), 32)
+    assert TextSettings.load(["--model", "m"], {"TRIPTYCH_TEXT_LORA": "a=/x,b=/y"}).lora == ("a=/x", "b=/y")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--lora", "a"], "not NAME=DIR"),
+        (["--lora", "a="], "not NAME=DIR"),
+        (["--lora", "a b=x"], "not NAME=DIR"),
+        (["--lora", "a=x", "--lora", "a=y"], "two adapters have the same name"),
+        (["--lora", "a=x", "--engine", "vllm"], "engine vllm serves no LoRA adapters"),
+        (["--lora-root", "x", "--engine", "vllm"], "engine vllm serves no LoRA adapters"),
+        (["--lora", "a=x", "--delay-profile", "x"], "an engine that computes"),
+        (["--max-loras", "0"], "max_loras"),
+        (["--max-loras", "1000"], "max_loras is 1000, must be at most 256"),
+    ],
+)
+def test_adapters_that_cannot_be_served_are_refused(arguments: list[str], said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        TextSettings.load(["--model", "m", *arguments], {})
