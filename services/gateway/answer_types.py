@@ -149,7 +149,14 @@ class Model(TypedDict):
     object: Literal["model"]
     created: Count
     owned_by: str
+    parent: str | None
     max_model_len: Count
+
+
+class Unloaded(TypedDict):
+    id: str
+    object: Literal["model"]
+    deleted: Literal[True]
 
 
 class Models(TypedDict):

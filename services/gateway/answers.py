@@ -273,12 +273,13 @@ def _alternative(alternative: Alternative) -> api.TopLogprob:
 
 
 def model_body(model: ModelInfo, created: int) -> api.Model:
-    """``max_model_len`` is a common extension: the context length in tokens."""
+    """``max_model_len`` and ``parent`` are common extensions: the context length in tokens, and the base model of a LoRA adapter."""
     return {
         "id": model.model_id,
         "object": "model",
         "created": created,
         "owned_by": "triptych",
+        "parent": model.parent or None,
         "max_model_len": model.context_length,
     }
 

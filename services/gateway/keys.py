@@ -57,6 +57,8 @@ class KeyEntry(BaseModel):
     concurrent: _Limit | None = None
     least_priority: int | None = Field(default=None, ge=int(PRIORITY.low), le=int(PRIORITY.high))
     """The lowest ``priority`` that its requests may have, as lower ones go first."""
+    operator: bool = False
+    """Whether it may change what is served: load and unload LoRA adapters."""
 
 
 class _KeyFile(BaseModel):
@@ -115,6 +117,8 @@ class Caller:
     def __init__(self, name: str, entry: KeyEntry | None, clock: Clock) -> None:
         self.name = name
         """The key's name; empty without keys."""
+        self.is_operator = entry is not None and entry.operator
+        """Whether the key may change what is served."""
         self.tenant = Tenant(name, entry.weight) if entry else NOBODY
         self._clock = clock
         self._concurrent = entry.concurrent if entry else None

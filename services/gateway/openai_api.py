@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails, from_json
 
 from triptych.domain.chat import ANY_TOOL, MediaPart, Message, Part, SpeakerRole, TextPart, ToolCall, ToolChoice
+from triptych.domain.lora import LoadLora
 from triptych.domain.media import Modality
 from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
 from triptych.errors import InvalidRequest, RequestTooLarge, TriptychError
@@ -30,10 +31,12 @@ from .openai_models import (
     ChatCompletionRequest,
     CompletionRequest,
     Generation,
+    LoadLoraRequest,
     ResponseFormatObject,
     ResponseFormatSchema,
     SamplingFields,
     TokenizeRequest,
+    UnloadLoraRequest,
 )
 from .openai_parts import ApiAudioPart, ApiAudioUrlPart, ApiImagePart, ApiMediaPart, ApiTextPart, ApiVideoPart
 from .openai_tools import ApiNamedTool, ApiToolChoice
@@ -161,6 +164,17 @@ def _tokenize(extracted: ExtractedBody, max_item_bytes: int) -> ParsedRequest:
         fields=fields,
         return_token_strs=bool(request.return_token_strs),
     )
+
+
+def parse_load_lora(body: bytes | bytearray) -> LoadLora:
+    """Parse an order to load an adapter. Raises InvalidRequest."""
+    request = _read(body, LoadLoraRequest)
+    return LoadLora(request.lora_name, request.lora_path, request.parent or "")
+
+
+def parse_unload_lora(body: bytes | bytearray) -> str:
+    """The name of the adapter to unload. Raises InvalidRequest."""
+    return _read(body, UnloadLoraRequest).lora_name
 
 
 def tenant_salt(tenant: str, cache_salt: str) -> bytes:

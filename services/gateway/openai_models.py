@@ -13,6 +13,7 @@ from typing_extensions import TypeAliasType
 
 from triptych.domain.bounds import MAX_INT31, Between, Bound, Many, Size
 from triptych.domain.chat import PRIORITY
+from triptych.domain.lora import MAX_NAME
 from triptych.domain.sampling import BIAS, PARAMETERS, Parameter
 
 from .openai_fields import Api, Unless, shown, type_tag
@@ -251,6 +252,23 @@ class CompletionRequest(Generation):
     suffix: Annotated[object, Unless(None, "")] = None
     best_of: int | None = None
     """Only without effect: 1, or as many as n."""
+
+
+class LoadLoraRequest(Api):
+    """``POST /v1/load_lora_adapter``."""
+
+    lora_name: str = Field(min_length=1, max_length=MAX_NAME)
+    """Name of the model that the adapter is to be served as."""
+    lora_path: str = Field(min_length=1, max_length=4096)
+    """Directory on the text instances, below their lora_root."""
+    parent: str | None = None
+    """The base model; needed where several are served."""
+
+
+class UnloadLoraRequest(Api):
+    """``POST /v1/unload_lora_adapter``."""
+
+    lora_name: str = Field(min_length=1, max_length=MAX_NAME)
 
 
 class TokenizeRequest(Api):

@@ -11,11 +11,17 @@ from triptych import __version__
 from triptych.domain.timeline import Readiness, Timeline
 
 from . import answer_types
-from .openai_models import ChatCompletionRequest, CompletionRequest, TokenizeRequest
+from .openai_models import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    LoadLoraRequest,
+    TokenizeRequest,
+    UnloadLoraRequest,
+)
 
 READINESS = TypeAdapter(Readiness)
 TIMELINE = TypeAdapter(Timeline)
-_REQUESTS = (ChatCompletionRequest, CompletionRequest, TokenizeRequest)
+_REQUESTS = (ChatCompletionRequest, CompletionRequest, TokenizeRequest, LoadLoraRequest, UnloadLoraRequest)
 _ANSWERS: tuple[type, ...] = (
     answer_types.Error,
     answer_types.ChatCompletion,
@@ -24,6 +30,7 @@ _ANSWERS: tuple[type, ...] = (
     answer_types.Tokens,
     answer_types.Model,
     answer_types.Models,
+    answer_types.Unloaded,
     answer_types.Health,
     Readiness,
     Timeline,
@@ -52,7 +59,7 @@ _HEADERS = [
 _CLOSED = {
     "400": "The request is invalid; param names the field.",
     "401": "A valid API key is needed.",
-    "403": "The Host header is not allowed.",
+    "403": "The Host header is not allowed, or this needs an operator's key.",
     "404": "There is no such model or request.",
     "408": "The body did not arrive in time.",
     "413": "The body is too large.",
@@ -92,6 +99,12 @@ def document() -> dict[str, Any]:
                 "post": _post("complete", "CompletionRequest", "Completion", stream, chunk="Completion")
             },
             "/tokenize": {"post": _post("tokenize", "TokenizeRequest", "Tokens", "The ids that the model would see.")},
+            "/v1/load_lora_adapter": {
+                "post": _order("loadLora", "LoadLoraRequest", "Model", "The model that the adapter is served as.")
+            },
+            "/v1/unload_lora_adapter": {
+                "post": _order("unloadLora", "UnloadLoraRequest", "Unloaded", "It takes no more requests.")
+            },
             "/v1/models": {"get": _get("listModels", "Models", "The models that are served.")},
             "/v1/models/{model_id}": {"get": _get("getModel", "Model", "One model.", parameters=model_id)},
             "/v1/requests/{request_id}/timeline": {
@@ -134,6 +147,13 @@ def _post(name: str, request: str, answer: str, description: str, *, chunk: str 
         "requestBody": {"required": True, "content": {"application/json": {"schema": _ref(request)}}},
         "responses": {"200": good, **_errors(tuple(_CLOSED))},
     }
+
+
+def _order(name: str, request: str, answer: str, description: str) -> dict[str, Any]:
+    """A change of what is served."""
+    operation = _post(name, request, answer, description)
+    operation["responses"]["409"] = _json("The instances load no adapters on order.", "Error")
+    return operation
 
 
 def _get(

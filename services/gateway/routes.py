@@ -13,7 +13,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from triptych.domain.generation import ChatEvent, ChatFinished, ChoiceFinished, TokenChunk, ToolCallMade
-from triptych.errors import Overloaded, TriptychError
+from triptych.errors import Overloaded, RequestTooLarge, TriptychError
 from triptych.ports import Clock
 from triptych.runtime.metrics import Metrics
 from triptych.runtime.telemetry import Telemetry
@@ -36,13 +36,21 @@ from .keys import Caller
 from .lifetime import GRACE_S, RequestLifetime
 from .observe import MetricsEndpoint, Observed
 from .open_answer import OpenAnswer
-from .openai_api import ParsedRequest, parse_chat, parse_completion, parse_tokenize
+from .openai_api import (
+    ParsedRequest,
+    parse_chat,
+    parse_completion,
+    parse_load_lora,
+    parse_tokenize,
+    parse_unload_lora,
+)
 from .openapi import READINESS, TIMELINE, document_json
 from .service import Gateway, Parse
 
 _JSON = "application/json"
 _COMMENT = b":\n\n"
 """Between server-sent events, without a meaning."""
+_MAX_ORDER_NBYTES = 64 << 10
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -92,6 +100,8 @@ def make_routes(gateway: Gateway, metrics: Metrics, clock: Clock) -> list[Route]
         post("/v1/chat/completions", parse_chat, Generate(gateway, ChatForm)),
         post("/v1/completions", parse_completion, Generate(gateway, CompletionForm)),
         post("/tokenize", parse_tokenize, Tokenize(gateway)),
+        Route("/v1/load_lora_adapter", endpoints.load_lora, methods=["POST"]),
+        Route("/v1/unload_lora_adapter", endpoints.unload_lora, methods=["POST"]),
         Route("/v1/models", endpoints.models),
         Route("/v1/models/{model_id:path}", endpoints.model),
         Route("/v1/requests/{request_id}/timeline", endpoints.timeline),
@@ -129,6 +139,27 @@ class Endpoints:
     async def model(self, request: Request) -> Response:
         model, since = await self._gateway.model(request.path_params["model_id"])
         return JSONResponse(model_body(model, since))
+
+    async def load_lora(self, request: Request) -> Response:
+        order = parse_load_lora(await self._order(request))
+        model, since = await self._gateway.load_lora(order)
+        return JSONResponse(model_body(model, since))
+
+    async def unload_lora(self, request: Request) -> Response:
+        name = parse_unload_lora(await self._order(request))
+        await self._gateway.unload_lora(name)
+        return JSONResponse(api.Unloaded(id=name, object="model", deleted=True))
+
+    async def _order(self, request: Request) -> bytearray:
+        """The body of an operator's order. Raises PermissionDenied, RequestTooLarge."""
+        self._gateway.check_operator(request.state.caller)
+        edge.check_encoding(request.state.headers)
+        body = bytearray()
+        async for chunk in edge.body_chunks(request.scope, request.receive):
+            body += chunk
+            if len(body) > _MAX_ORDER_NBYTES:
+                raise RequestTooLarge(f"the body has more than {_MAX_ORDER_NBYTES} bytes, which is the limit")
+        return body
 
     async def timeline(self, request: Request) -> Response:
         timeline = await self._gateway.timeline(request.path_params["request_id"], request.state.caller)

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import replace
 from random import Random
@@ -11,12 +11,14 @@ from starlette.datastructures import Headers
 
 from triptych.domain.chat import ChatRequest, Tokenized
 from triptych.domain.instance import ModelInfo
+from triptych.domain.lora import LoadLora
 from triptych.domain.timeline import Readiness, Timeline
 from triptych.errors import (
     DeadlineExceeded,
     InvalidRequest,
     ModelNotFound,
     Overloaded,
+    PermissionDenied,
     RequestTimeout,
     RequestTooLarge,
     TriptychError,
@@ -38,6 +40,8 @@ logger = logging.getLogger(__name__)
 
 _TIMELINE_S = 1.0
 """Longest wait of a cancelled request for the router to report its cost, seconds."""
+_LORA_FIELDS = {"name": "lora_name", "directory": "lora_path"}
+"""Fields of orders as the body names them."""
 
 Parse = Callable[[bytearray, int], ParsedRequest]
 """(body, largest item in bytes) -> the request. Raises InvalidRequest or InvalidMedia."""
@@ -141,7 +145,7 @@ class Gateway:
         answer = OpenAnswer(request, self._router.chat(chat_request))
         try:
             async with aclosing(answer):
-                with _naming_fields(request), self._noting_what_the_router_says(caller.name, timeout_s):
+                with _naming_fields(request.fields), self._noting_what_the_router_says(caller.name, timeout_s):
                     await answer.begin()
                 yield answer
         except (asyncio.CancelledError, DeadlineExceeded):
@@ -187,7 +191,7 @@ class Gateway:
             request = replace(request, model=models[0].model_id)
         model, _ = await self.model(request.model)
         chat_request = self._to_router(request_id, request, caller, timeout_s)
-        with _naming_fields(request):
+        with _naming_fields(request.fields):
             return await self._router.tokenize(chat_request, return_token_strs=request.return_token_strs), model
 
     def _to_router(self, request_id: str, request: ParsedRequest, caller: Caller, timeout_s: float) -> ChatRequest:
@@ -219,6 +223,23 @@ class Gateway:
                 return model, since
         raise ModelNotFound(f"the model {model_id!r} is not served", param="model")
 
+    def check_operator(self, caller: Caller) -> None:
+        """Raises PermissionDenied unless the caller may change what is served: with an operator's key, or on this machine where the
+        gateway serves nobody else.
+        """
+        if not caller.is_operator and (caller.name or self._settings.hosts is None):
+            raise PermissionDenied("this needs an API key with operator = true")
+
+    async def load_lora(self, order: LoadLora) -> tuple[ModelInfo, int]:
+        """The model that the adapter is served as, and the time since when. Raises what ``ports.Loras`` raises."""
+        with _naming_fields(_LORA_FIELDS):
+            lora = await self._router.load_lora(order)
+        return await self.model(lora.name)
+
+    async def unload_lora(self, name: str) -> None:
+        with _naming_fields(_LORA_FIELDS):
+            await self._router.unload_lora(name)
+
     async def readiness(self) -> Readiness:
         """An unreachable router is reported as a missing stage."""
         try:
@@ -237,12 +258,12 @@ class Gateway:
 
 
 @contextmanager
-def _naming_fields(request: ParsedRequest) -> Iterator[None]:
+def _naming_fields(fields: Mapping[str, str]) -> Iterator[None]:
     """Replace the part that the router's error names by the body's field."""
     try:
         yield
     except TriptychError as error:
-        error.param = request.fields.get(error.param or "", error.param)
+        error.param = fields.get(error.param or "", error.param)
         raise
 
 

@@ -11,6 +11,7 @@ import torch
 import transformers
 from PIL import Image
 
+from tests.unit.engine.loras import merge
 from triptych.demo import MODEL_DIR, MODEL_ID
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits"
@@ -56,16 +57,18 @@ def data_url(image: bytes, media_type: str = "image/png") -> str:
 
 
 @cache
-def _model() -> tuple[Any, Any]:
+def _model(lora: Path | None) -> tuple[Any, Any]:
     torch.set_num_threads(1)
     model = hf.LlavaForConditionalGeneration.from_pretrained(MODEL_DIR, dtype=torch.float32).eval()
+    if lora is not None:
+        merge(model, lora)
     return model, hf.AutoProcessor.from_pretrained(MODEL_DIR)
 
 
 @cache
-def answer(question: Question) -> Answer:
-    """One request alone, in float32, greedily."""
-    model, processor = _model()
+def answer(question: Question, lora: Path | None = None) -> Answer:
+    """One request alone, in float32, greedily; by the model that an adapter is merged into."""
+    model, processor = _model(lora)
     content: list[dict[str, str]] = [{"type": "image"}] * len(question.images)
     message = {"role": "user", "content": [*content, {"type": "text", "text": question.text}]}
     prompt = processor.apply_chat_template([message], add_generation_prompt=True, tokenize=False)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from triptych.cli import certs, measuring, operating, planned, simulating, starting
+from triptych.cli import certs, lora, measuring, operating, planned, simulating, starting
 from triptych.cli.options import DEFAULT_URL, ApiKey, Url, failures, run
 from triptych.cli.outcome import CliError
 from triptych.domain.bounds import MAX_INT31
@@ -105,6 +105,7 @@ app.add_typer(operating.commands)
 app.add_typer(measuring.commands)
 app.add_typer(certs.commands)
 app.add_typer(planned.commands, name="plan")
+app.add_typer(lora.commands, name="lora")
 
 
 def main() -> None:

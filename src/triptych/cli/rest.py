@@ -4,7 +4,7 @@ import base64
 import json
 import mimetypes
 import re
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -162,6 +162,20 @@ class RestClient:
         with _parsing_answer(self._url):
             return [str(model["id"]) for model in document["data"]]
 
+    async def loras(self) -> list[tuple[str, str]]:
+        """Names of the LoRA adapters served, each with its base model."""
+        document = await self._get("/v1/models")
+        with _parsing_answer(self._url):
+            return [(str(model["id"]), str(model["parent"])) for model in document["data"] if model.get("parent")]
+
+    async def load_lora(self, name: str, directory: str, parent: str | None) -> dict[str, Any]:
+        """The model that the adapter is served as."""
+        order = {"lora_name": name, "lora_path": directory, "parent": parent}
+        return await self._post("/v1/load_lora_adapter", order)
+
+    async def unload_lora(self, name: str) -> None:
+        await self._post("/v1/unload_lora_adapter", {"lora_name": name})
+
     async def readiness(self) -> dict[str, Any]:
         """``ready``, ``missing`` and ``instances`` from ``/ready``, also while the cluster is not ready."""
         document = await self._get("/ready", also=httpx.codes.SERVICE_UNAVAILABLE)
@@ -216,6 +230,16 @@ class RestClient:
             response = await self._http.get(self._url + path)
         if response.status_code != also:
             _check(response, self._url)
+        return self._document(response)
+
+    async def _post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The JSON object of a success."""
+        with _translated(self._url):
+            response = await self._http.post(self._url + path, json=body)
+        _check(response, self._url)
+        return self._document(response)
+
+    def _document(self, response: httpx.Response) -> dict[str, Any]:
         with _parsing_answer(self._url):
             document = response.json()
         if not isinstance(document, dict):

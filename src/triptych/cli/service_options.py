@@ -38,7 +38,7 @@ _OF_TEXT_ALONE = ("engine", "vllm_args")
 """Settings of encoders too, which have options of their own there: ``--encoder-engine``."""
 USUAL = (
     *("engine", "vllm_args", "encoder_engine", "encoder_vllm_args", "device", "dtype", "resident"),
-    *("embedding_files", "embedding_files_bytes", "kv_prefixes"),
+    *("embedding_files", "embedding_files_bytes", "kv_prefixes", "lora", "lora_root"),
     *("slo", "profiles", "delay_profile", "max_instances", "pool_sizes", "plan", "replan"),
 )
 """Options that ``triptych up --help`` lists. ``python -m triptych.services.NAME --help`` lists the rest."""

@@ -210,7 +210,8 @@ def test_an_adapter_that_finds_no_memory_leaves_nothing(
         patched.setattr(torch, "cat", cat)
         with pytest.raises(MemoryError):
             engine.loras.add(second)
-    assert (engine.loras.digests, engine.loras.nbytes) == ({first}, nbytes)
+    assert engine.loras.digests == frozenset({first})
+    assert engine.loras.nbytes == nbytes
     question = clear([adapters.merged("lora-0")], images=0, seed=2)
     engine.add(ask("one", question, first))
     assert run(engine) == {"one": adapters.merged("lora-0").answer(question, MAX_TOKENS)}

@@ -1,6 +1,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,7 @@ class Clock:
         return self.now_s
 
 
-def ring(clock: Clock, **limits: int) -> tuple[KeyRing, str]:
+def ring(clock: Clock, **limits: Any) -> tuple[KeyRing, str]:
     key, _ = new_key("alice")
     other, _ = new_key("bob")
     entries = {
