@@ -210,8 +210,7 @@ def test_an_adapter_that_finds_no_memory_leaves_nothing(
         patched.setattr(torch, "cat", cat)
         with pytest.raises(MemoryError):
             engine.loras.add(second)
-    assert engine.loras.digests == frozenset({first})
-    assert engine.loras.nbytes == nbytes
+    assert (engine.loras.digests, engine.loras.nbytes) == (frozenset({first}), nbytes)
     question = clear([adapters.merged("lora-0")], images=0, seed=2)
     engine.add(ask("one", question, first))
     assert run(engine) == {"one": adapters.merged("lora-0").answer(question, MAX_TOKENS)}
