@@ -11,7 +11,7 @@ from scripts.generated import ROOT, run
 from scripts.results import RESULTS, joined, shown
 
 PAGE = ROOT / "docs" / "fidelity.md"
-FILES = ("fidelity-mixes-amd-epyc", "fidelity-vllm-amd-epyc", "fidelity-amd-epyc", "fidelity-50m-amd-epyc")
+FILES = ("fidelity-vllm-amd-epyc", "fidelity-50m-amd-epyc", "fidelity-demo-amd-epyc")
 """The records, the oldest first. Each model and mix is shown as the newest record with it has it."""
 Json = Mapping[str, Any]
 

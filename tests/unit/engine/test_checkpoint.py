@@ -14,7 +14,8 @@ from triptych.domain.embedding import DType
 from triptych.domain.instance import ModelInfo
 from triptych.domain.stage import ModelPart
 from triptych.engine.checkpoint import DECIDING_FILES, open_checkpoint
-from triptych.families.model_files import DEFAULT_TEMPLATE, TOOLS_TEMPLATE, BadModel
+from triptych.families.generic import ItemProcessing
+from triptych.families.model_files import DEFAULT_TEMPLATE, TOOLS_TEMPLATE, BadModel, ModelFiles
 
 
 @pytest.fixture
@@ -117,8 +118,12 @@ def test_a_missing_directory_is_named(tmp_path: Path) -> None:
 
 def test_an_unknown_family_says_how_to_add_one(copy: Path) -> None:
     edit_config(copy, model_type="unheard_of")
-    with pytest.raises(BadModel, match=r"unheard_of.*To add one"):
-        open_checkpoint(copy)
+
+    def process(files: ModelFiles) -> ItemProcessing:
+        raise BadModel(f"there is no {files.model_type}")
+
+    with pytest.raises(BadModel, match=r"unheard_of.*To add one.*Nor can its processor .*: there is no unheard_of"):
+        open_checkpoint(copy, process)
 
 
 @pytest.mark.parametrize("names", [None, [], [3]])
