@@ -56,6 +56,8 @@ _ROWS = (EMBEDS, "deepstack")
 """How names of tensors begin that have a row per placeholder."""
 _ADD_ROWS = frozenset({"molmo2"})
 """Models that add an item's rows to the embeddings of its placeholders; others replace those."""
+_MOST_AXES = 3
+"""Axes of rotary positions of models that do not say how many there are."""
 _FAULTS = (RuntimeError, ValueError, TypeError, AttributeError, IndexError, KeyError)
 """What a forward method may raise."""
 _PROBE_TOKENS = 5
@@ -269,7 +271,8 @@ class GenericDecoder:
                 child.device, child.dtype = model.device, model.dtype
         self._has_layer_dict = _LAYER_DICT in inspect.signature(self._decoder.forward).parameters
         self._layer_keys = layer_keys(model.config)
-        self._axes = rotary_axes(self._decoder)
+        axes = rotary_axes(self._decoder)
+        self._axes = axes if axes > 1 else _MOST_AXES
         self._adds_rows = checkpoint.files.model_type in _ADD_ROWS
         self._head = _Head(language_model, "model") if has_head else _Head(model, name if base is model else "model")
         shape, called = self._called_with_text()
@@ -359,7 +362,8 @@ class GenericDecoder:
                 found |= part.plan.extra.whole
             elif self._by_token:
                 ids = torch.tensor([list(part.token_ids)], device=self._device)
-                called = self._forward(input_ids=ids, **_token_types(ids[0], self._family, self._device))
+                types = {name: torch.zeros_like(ids) for name in self._family.facts.token_types}  # as of any answer
+                called = self._forward(input_ids=ids, **types)
                 found |= {name: called[name] for name in self._by_token if name in called}
         return found
 
