@@ -29,14 +29,19 @@ class ProcessorProcess:
         self._directory = str(files.directory.resolve())
         self._lock = threading.Lock()
         self._child: subprocess.Popen[str] | None = None
-        answer = self._ask({"facts": True}, _START_S)
+        with self._lock:
+            answer = self._start()
         if "error" in answer:
             self.close()
             raise BadModel(str(answer["error"]))
         self.facts = read_facts(answer)
 
     def processed(self, blank: BlankItem) -> Processed:
-        answer = self._ask(written_blank(blank), _ITEM_S)
+        """Raises Unavailable as well, if the process is lost or does not answer in time."""
+        with self._lock:
+            if self._child is None:
+                self._start()
+            answer = self._ask(written_blank(blank), _ITEM_S)
         if "error" in answer:
             raise InvalidMedia(str(answer["error"]))
         return read_processed(answer)
@@ -47,24 +52,27 @@ class ProcessorProcess:
             _end(self._child)
             self._child = None
 
+    def _start(self) -> dict[str, Any]:
+        """Start the process, and wait until it has the processor. Returns its facts, or an error."""
+        self._child = self._started()
+        return self._ask({"facts": True}, _START_S)
+
     def _ask(self, question: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-        """Raises Unavailable if the process ends, or does not answer in time."""
-        with self._lock:
-            child = self._child = self._child or self._started()
-            watch = threading.Timer(timeout_s, child.kill)
-            watch.start()
-            try:
-                if child.stdin is None or child.stdout is None:
-                    raise AssertionError("the process has pipes")
-                child.stdin.write(json.dumps(question) + "\n")
-                child.stdin.flush()
-                answer: dict[str, Any] = json.loads(child.stdout.readline())
-            except (OSError, ValueError) as error:
-                self.close()
-                raise Unavailable("the model's processor was lost while it processed an item") from error
-            finally:
-                watch.cancel()
-            return answer
+        child = self._child
+        if child is None or child.stdin is None or child.stdout is None:
+            raise AssertionError("the process is started, and has pipes")
+        watch = threading.Timer(timeout_s, child.kill)
+        watch.start()
+        try:
+            child.stdin.write(json.dumps(question) + "\n")
+            child.stdin.flush()
+            answer: dict[str, Any] = json.loads(child.stdout.readline())
+        except (OSError, ValueError) as error:
+            self.close()
+            raise Unavailable("the model's processor was lost while it processed an item") from error
+        finally:
+            watch.cancel()
+        return answer
 
     def _started(self) -> "subprocess.Popen[str]":
         child = subprocess.Popen(  # noqa: S603 - this interpreter

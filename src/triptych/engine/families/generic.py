@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from triptych.domain.embedding import EMBEDS, TensorSpec
+from triptych.domain.embedding import EMBEDS, DType, TensorSpec
 from triptych.domain.media import Modality
 from triptych.engine.checkpoint import Checkpoint
 from triptych.engine.decoder.model_runner import rotary_axes
@@ -60,6 +60,10 @@ _MOST_AXES = 3
 """Axes of rotary positions of models that do not say how many there are."""
 _FAULTS = (RuntimeError, ValueError, TypeError, AttributeError, IndexError, KeyError)
 """What a forward method may raise."""
+_PLAIN_DIMS = 2
+"""Of a mask [batch, tokens] that only says which tokens there are."""
+_MOST_PRODUCT = 1 << 27
+"""Largest product of a row of an extra tensor, such as a grid's patches or an image's pixels: positions are computed for as many."""
 _PROBE_TOKENS = 5
 
 
@@ -282,6 +286,8 @@ class GenericDecoder:
             if name not in _EXPECTED and isinstance(value, torch.Tensor) and value.shape[:2] == shape
         )
         """Arguments of the language model that depend on token ids, beside embeddings."""
+        self._extras: dict[str, DType] = {}
+        """Data types of tensors beside rows that items may have, by name."""
         self._is_packable = self._leaves_masks(processor_of(checkpoint)) and not self._by_token
 
     @property
@@ -317,17 +323,15 @@ class GenericDecoder:
         )
 
     def _is_extra(self, spec: TensorSpec) -> bool:
-        values = spec.nbytes // spec.dtype.itemsize
-        return (
-            spec.name not in (EMBEDS, "input_ids")
-            and not spec.name.startswith("deepstack")
-            and values <= MOST_EXTRA_VALUES
-        )
+        return self._extras.get(spec.name) is spec.dtype and spec.nbytes // spec.dtype.itemsize <= MOST_EXTRA_VALUES
 
     @torch.inference_mode()
     def plan(self, token_ids: Sequence[int], items: Sequence[PlacedItem]) -> PromptPlan:
         in_order = sorted(items, key=lambda item: item.positions)
         ids = torch.tensor(token_ids)
+        for item in in_order:
+            if any(_is_beyond(tensor) for name, tensor in item.tensors.items() if name in self._extras):
+                raise InvalidRequest(f"the item at position {item.positions[0]} of the prompt has a size that none has")
         try:
             called = self._forward(
                 input_ids=ids[None].to(self._device),
@@ -408,14 +412,16 @@ class GenericDecoder:
     def _leaves_masks(self, processor: ItemProcessor) -> bool:
         """Whether the model leaves masks to its language model, also around items. Raises BadModel.
 
-        Finds out whether its forward method needs a mask of the tokens to compute positions.
+        Finds out what items have beside rows, and whether the forward method needs a mask of the tokens to compute positions.
         """
         leaves = True
         for modality in self._family.replacement_targets:
             tensors = processor.probe(modality).tensors
             ids = tensors["input_ids"][0]
+            beside_rows = extras(tensors)
+            self._extras |= {spec.name: spec.dtype for spec, _ in beside_rows}
             given = {"input_ids": ids[None].to(self._device), **_token_types(ids, self._family, self._device)}
-            given |= _joined_extras([{spec.name: tensor for spec, tensor in extras(tensors)}], self._device)
+            given |= _joined_extras([{spec.name: tensor for spec, tensor in beside_rows}], self._device)
             try:
                 called = self._forward(**given)
                 if "position_ids" not in called:
@@ -504,6 +510,13 @@ def _joined_extras(items: Sequence[Mapping[str, torch.Tensor]], device: torch.de
     return joined
 
 
+def _is_beyond(tensor: torch.Tensor) -> bool:
+    """Whether an extra tensor has sizes for which no positions should be computed."""
+    return bool(
+        (tensor.double().abs().reshape(-1, tensor.shape[-1] if tensor.dim() else 1).prod(-1) > _MOST_PRODUCT).any()
+    )
+
+
 def _positions(given: torch.Tensor | None, length: int, axes: int) -> torch.Tensor | None:
     """[axes, length]; None where they only number the tokens. One more axis before them numbers the tokens."""
     if given is None:
@@ -517,9 +530,6 @@ def _positions(given: torch.Tensor | None, length: int, axes: int) -> torch.Tens
 def _without_plain_mask(called: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments without a mask that only says which tokens there are."""
     mask = called.get("attention_mask")
-    masks = mask.values() if isinstance(mask, dict) else (mask,)
-    says_more = any(
-        (isinstance(one, torch.Tensor) and one.dim() > 2) or (one is not None and not isinstance(one, torch.Tensor))
-        for one in masks
-    )
+    masks = [given for given in (mask.values() if isinstance(mask, dict) else (mask,)) if given is not None]
+    says_more = any(not isinstance(given, torch.Tensor) or given.dim() > _PLAIN_DIMS for given in masks)
     return {name: value for name, value in called.items() if name != "attention_mask" or says_more}

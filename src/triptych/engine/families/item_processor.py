@@ -27,6 +27,8 @@ from triptych.families.base import Placeholders, PromptReplacement
 from triptych.families.generic import MOST_EXTRA_VALUES, BlankItem, ModelFacts, Processed
 from triptych.families.model_files import BadModel, ModelFiles
 
+_LOCAL = {"local_files_only": True, "trust_remote_code": False}
+"""Nothing is fetched, and code in a model's directory is not run. Transformers would ask for the latter on the terminal."""
 _ARGUMENTS = {Modality.IMAGE: "images", Modality.AUDIO: "audio"}
 _BEFORE, _AFTER = "(before)", "(after)"
 """Text around an item's target."""
@@ -36,7 +38,7 @@ _LARGE = 4
 """How much larger an item is that may be cut into parts."""
 _PLACEHOLDER = re.compile(r"(image|video|audio)_token_(id|index)$|^image_patch_id$|^visual_indicator_token_ids$")
 """Names of placeholders in configurations."""
-_WIDE = {torch.int64: torch.int32}
+_NARROWED = {torch.int64: torch.int32}
 """Data types that extras are transferred in, where another one than their own."""
 _ERRORS = (ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError, RuntimeError, OSError)
 """What a processor may raise on an item of an odd size."""
@@ -58,7 +60,7 @@ class ItemProcessor:
         """Raises BadModel."""
         self._recorded = threading.local()
         try:
-            self._config = AutoConfig.from_pretrained(files.directory, local_files_only=True)
+            self._config = AutoConfig.from_pretrained(files.directory, **_LOCAL)
             self._processor = _load_processor(files)
         except (*_ERRORS, ImportError) as error:
             raise BadModel(
@@ -142,7 +144,7 @@ class ItemProcessor:
             {Modality.IMAGE: len(layer_keys(self._config))},
             self.sample_rate_hz,
             frozenset(self._numbered),
-            prefixes.pop(),
+            max(prefixes, key=len),
         )
 
     def _takes(self, modality: Modality) -> bool:
@@ -278,7 +280,7 @@ def extras(tensors: Mapping[str, torch.Tensor]) -> list[tuple[TensorSpec, torch.
     for name, tensor in sorted(tensors.items()):
         if tensor.shape == of_text or tensor.numel() > MOST_EXTRA_VALUES:
             continue
-        sent = tensor.float() if tensor.is_floating_point() else tensor.to(_WIDE.get(tensor.dtype, tensor.dtype))
+        sent = tensor.float() if tensor.is_floating_point() else tensor.to(_NARROWED.get(tensor.dtype, tensor.dtype))
         found.append((TensorSpec(name, domain_dtype(sent.dtype), tuple(sent.shape)), sent))
     return found
 
@@ -330,10 +332,10 @@ def _load_processor(files: ModelFiles) -> Any:
     kind: Any = getattr(transformers, name, None) if name else None
     if kind is None:
         loader: Any = AutoProcessor
-        return loader.from_pretrained(files.directory, local_files_only=True, backend="pil")
+        return loader.from_pretrained(files.directory, backend="pil", **_LOCAL)
     attributes = kind.get_attributes()
     cls = _without_videos(kind) if "video_processor" in attributes else kind
-    return cls.from_pretrained(files.directory, local_files_only=True, backend="pil")
+    return cls.from_pretrained(files.directory, backend="pil", **_LOCAL)
 
 
 def _without_videos(kind: Any) -> Any:
