@@ -418,10 +418,9 @@ class GenericDecoder:
         for modality in self._family.replacement_targets:
             tensors = processor.probe(modality).tensors
             ids = tensors["input_ids"][0]
-            beside_rows = extras(tensors)
-            self._extras |= {spec.name: spec.dtype for spec, _ in beside_rows}
+            self._extras |= {spec.name: spec.dtype for spec, _ in extras(tensors, most_integers=None)}
             given = {"input_ids": ids[None].to(self._device), **_token_types(ids, self._family, self._device)}
-            given |= _joined_extras([{spec.name: tensor for spec, tensor in beside_rows}], self._device)
+            given |= _joined_extras([{spec.name: tensor for spec, tensor in extras(tensors)}], self._device)
             try:
                 called = self._forward(**given)
                 if "position_ids" not in called:

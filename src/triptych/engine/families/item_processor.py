@@ -273,12 +273,18 @@ def _between(text: str) -> list[str]:
     return re.findall(f"{re.escape(_BEFORE)}(.*?){re.escape(_AFTER)}", text, re.DOTALL)
 
 
-def extras(tensors: Mapping[str, torch.Tensor]) -> list[tuple[TensorSpec, torch.Tensor]]:
-    """The small tensors of an item, from which the decoder computes positions, in the form that they are transferred in."""
+def extras(
+    tensors: Mapping[str, torch.Tensor], *, most_integers: int | None = MOST_EXTRA_VALUES
+) -> list[tuple[TensorSpec, torch.Tensor]]:
+    """The small tensors of an item, from which the decoder computes positions, in the form that they are transferred in.
+
+    ``most_integers``: values of one without floats; None for any number, as another item may have fewer.
+    """
     found: list[tuple[TensorSpec, torch.Tensor]] = []
     of_text = tensors["input_ids"].shape
     for name, tensor in sorted(tensors.items()):
-        if tensor.shape == of_text or tensor.numel() > MOST_EXTRA_VALUES:
+        most = MOST_EXTRA_VALUES if tensor.is_floating_point() else most_integers
+        if tensor.shape == of_text or (most is not None and tensor.numel() > most):
             continue
         sent = tensor.float() if tensor.is_floating_point() else tensor.to(_NARROWED.get(tensor.dtype, tensor.dtype))
         found.append((TensorSpec(name, domain_dtype(sent.dtype), tuple(sent.shape)), sent))
