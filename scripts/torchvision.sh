@@ -8,7 +8,10 @@ release=torchvision==0.28.0
 folder=build/torchvision
 if [ "$(cat "$folder/.installed" 2>/dev/null)" != "$release" ]; then
   rm -rf "$folder"
-  "$python" -m pip --disable-pip-version-check --quiet install --no-deps --target "$folder" "$release" >&2
+  if ! "$python" -m pip --disable-pip-version-check --quiet install --no-deps --target "$folder" "$release" >&2; then
+    echo "NOT TESTED: models whose processors need torchvision, which could not be installed" >&2
+    exit 0
+  fi
   cat scripts/torchvision_operators.txt >>"$folder/torchvision/extension.py"
   echo "$release" >"$folder/.installed"
 fi
