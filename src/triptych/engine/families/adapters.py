@@ -185,3 +185,35 @@ def embedding_rows(items: Sequence[PlacedItem], name: str = EMBEDS) -> dict[int,
                 rows[item.positions[begin]] = item.tensors[name][begin:at]
                 begin = at
     return rows
+
+
+LayerRows = Mapping[int, Sequence[torch.Tensor]]
+"""Rows of a prompt's items that are added after layers of the decoder (DeepStack): for each layer [n, hidden], by the first
+position of each contiguous run.
+"""
+
+
+def layer_rows(items: Sequence[PlacedItem], names: Sequence[str]) -> LayerRows:
+    """Rows for layers, from the tensors of these names, one for each layer."""
+    layers = [embedding_rows(items, name) for name in names]
+    return {start: [layer[start] for layer in layers] for start in (layers[0] if layers else ())}
+
+
+def layer_rows_of_pass(
+    parts: Sequence[tuple[ForwardPart, LayerRows]], rows: int
+) -> tuple[torch.Tensor, list[torch.Tensor]] | None:
+    """What a pass of ``rows`` rows needs of each part's ``LayerRows``: where they belong, a mask [1, rows] on their device, and
+    those of each layer together. None if there are none.
+    """
+    places = torch.zeros(1, rows, dtype=torch.bool)
+    added: list[list[torch.Tensor]] = []
+    for part, prompt_rows in parts:
+        for start, layers in prompt_rows.items():
+            begin, end = max(part.first, start), min(part.first + part.count, start + len(layers[0]))
+            if begin < end:
+                places[0, part.row + begin - part.first : part.row + end - part.first] = True
+                added.append([layer[begin - start : end - start] for layer in layers])
+    if not added:
+        return None
+    embeds = [torch.cat(layer) for layer in zip(*added, strict=True)]
+    return places.to(embeds[0].device), embeds

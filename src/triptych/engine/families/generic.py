@@ -10,7 +10,7 @@ inputs by token, beside which the rows are placed.
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -22,7 +22,16 @@ from triptych.domain.embedding import EMBEDS, DType, TensorSpec
 from triptych.domain.media import Modality
 from triptych.engine.checkpoint import Checkpoint
 from triptych.engine.decoder.model_runner import rotary_axes
-from triptych.engine.families.adapters import Features, ForwardPart, PlacedItem, PromptPlan, embedding_rows
+from triptych.engine.families.adapters import (
+    Features,
+    ForwardPart,
+    LayerRows,
+    PlacedItem,
+    PromptPlan,
+    embedding_rows,
+    layer_rows,
+    layer_rows_of_pass,
+)
 from triptych.engine.families.item_processor import ItemProcessor, extras, layer_keys
 from triptych.engine.media.item import MediaItem
 from triptych.engine.tensors import domain_dtype
@@ -52,6 +61,7 @@ _LAYER_LIST, _LAYER_DICT = "deepstack_visual_embeds", "deepstack_features"
 or by layer, with a mask [1, n, 1].
 """
 _EXPECTED = frozenset({"inputs_embeds", "position_ids", "attention_mask"})
+"""Arguments that every language model takes of a prompt."""
 _ROWS = (EMBEDS, "deepstack")
 """How names of tensors begin that have a row per placeholder."""
 _ADD_ROWS = frozenset({"molmo2"})
@@ -251,8 +261,7 @@ class _Prompt:
 
     whole: Mapping[str, Any]
     """Arguments of the language model for a pass over the whole prompt: masks, inputs by token."""
-    layers: Mapping[int, Sequence[torch.Tensor]] = field(default_factory=dict)
-    """Rows that are added after layers of the decoder, by the first position of each run."""
+    layers: LayerRows
 
 
 class GenericDecoder:
@@ -349,8 +358,7 @@ class GenericDecoder:
         positions = _positions(called.pop("position_ids", None), len(token_ids), self._axes)
         depth = max(self._family.facts.layers.values(), default=0)
         with_layers = [item for item in in_order if deepstack(0) in item.tensors]
-        runs = [embedding_rows(with_layers, deepstack(layer)) for layer in range(depth if with_layers else 0)]
-        layers = {start: [run[start] for run in runs] for start in (runs[0] if runs else {})}
+        layers = layer_rows(with_layers, [deepstack(layer) for layer in range(depth)])
         return PromptPlan(
             rows=rows,
             positions=positions,
@@ -372,18 +380,10 @@ class GenericDecoder:
         return found
 
     def _layers(self, parts: Sequence[ForwardPart], rows: int) -> dict[str, Any]:
-        places = torch.zeros(1, rows, dtype=torch.bool)
-        added: list[list[torch.Tensor]] = []
-        for part in parts:
-            for start, layers in part.plan.extra.layers.items():
-                begin, end = max(part.first, start), min(part.first + part.count, start + len(layers[0]))
-                if begin < end:
-                    places[0, part.row + begin - part.first : part.row + end - part.first] = True
-                    added.append([layer[begin - start : end - start] for layer in layers])
-        if not added:
+        of_pass = layer_rows_of_pass([(part, part.plan.extra.layers) for part in parts], rows)
+        if of_pass is None:
             return {}
-        embeds = [torch.cat(layer) for layer in zip(*added, strict=True)]
-        mask = places.to(self._device)
+        mask, embeds = of_pass
         if self._has_layer_dict:
             by_layer = dict(zip(self._layer_keys, embeds, strict=True))
             return {_LAYER_DICT: by_layer, "vision_mask": mask[..., None]}

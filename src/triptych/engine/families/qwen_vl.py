@@ -24,6 +24,8 @@ from triptych.engine.families.adapters import (
     PlacedItem,
     PromptPlan,
     embedding_rows,
+    layer_rows,
+    layer_rows_of_pass,
 )
 from triptych.engine.families.plain import PlainDecoder
 from triptych.engine.media.image_processor import ImagePreparer
@@ -203,12 +205,11 @@ class QwenDecoder:
         rows = embedding_rows(in_order)
         positions = _positions(len(token_ids), embedding_rows(in_order, ROTARY))
         depth = self._family.deepstack_layers if isinstance(self._family, Qwen3VL) else 0
-        layers = [embedding_rows(in_order, deepstack(layer)) for layer in range(depth)]
         return PromptPlan(
             rows=rows,
             positions=positions,
             next_position=int(positions.max()) + 1,
-            extra={start: [layer[start] for layer in layers] for start in rows} if layers else {},
+            extra=layer_rows(in_order, [deepstack(layer) for layer in range(depth)]),
         )
 
     @property
@@ -225,18 +226,8 @@ class QwenDecoder:
 
     def inputs(self, parts: Sequence[ForwardPart], rows: int) -> Mapping[str, Any]:
         """The positions of items in a pass, and the features added per layer; empty for families without DeepStack."""
-        places = torch.zeros(1, rows, dtype=torch.bool)
-        added: list[list[torch.Tensor]] = []
-        for part in parts:
-            for start, layers in part.plan.extra.items():
-                begin, end = max(part.first, start), min(part.first + part.count, start + len(layers[0]))
-                if begin < end:
-                    places[0, part.row + begin - part.first : part.row + end - part.first] = True
-                    added.append([layer[begin - start : end - start] for layer in layers])
-        if not added:
-            return {}
-        embeds = [torch.cat(layer) for layer in zip(*added, strict=True)]
-        return {"visual_pos_masks": places.to(embeds[0].device), "deepstack_visual_embeds": embeds}
+        found = layer_rows_of_pass([(part, part.plan.extra) for part in parts], rows)
+        return {} if found is None else {"visual_pos_masks": found[0], "deepstack_visual_embeds": found[1]}
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._plain.logits(hidden)
