@@ -78,14 +78,17 @@ class Soak:
 
     async def replace(self, place: Place) -> None:
         """Kills its process and starts another."""
+        before = await self.started(place)
+        before.signal(signal.SIGKILL)
+        place.die.set()
+        await self.started(place, after=before)
+
+    async def started(self, place: Place, after: Remote | None = None) -> Remote:
+        """Its process, once it has one, and another than ``after``."""
         async with asyncio.timeout(READY_S):
-            while place.remote is None:  # noqa: ASYNC110 - a process starts
+            while place.remote is None or place.remote is after:  # noqa: ASYNC110 - a process ends, another starts
                 await asyncio.sleep(0.05)
-            before = place.remote
-            before.signal(signal.SIGKILL)
-            place.die.set()
-            while place.remote is None or place.remote is before:  # noqa: ASYNC110 - a process ends, another starts
-                await asyncio.sleep(0.05)
+            return place.remote
 
     async def trouble(self) -> None:
         """Causes a fault at one of them at random intervals."""
@@ -142,19 +145,31 @@ class Soak:
             link = await self.link(place, remote)
             async with asyncio.TaskGroup() as group:
                 for put in puts:
-                    group.create_task(self.into_own_memory(link, put))
+                    patience_s = self.rng.choice((None, None, None, 0.001, 0.01))
+                    group.create_task(self.into_own_memory(link, put, patience_s))
                 if self.rng.random() < STRIKES:
                     group.create_task(self.strike(place))
         finally:
             with contextlib.suppress(Gone):  # which would replace the pull's error
                 await remote.call("release", lease_ids=[put["ticket"]["lease_id"] for put in puts])
 
-    async def into_own_memory(self, link: int, put: dict[str, Any]) -> None:
+    async def pull_from_stopped(self, place: Place) -> None:
+        """A pull that fails whatever the random ones do: its holder is stopped for longer than a pull may take."""
+        remote = await self.started(place)
+        put = await remote.call("put", key="f" * 16, seed=0, nbytes=1 << 20)
+        link = await self.link(place, remote)
+        remote.signal(signal.SIGSTOP)
+        try:
+            await self.into_own_memory(link, put, patience_s=None)
+        finally:
+            remote.signal(signal.SIGCONT)
+        await remote.call("release", lease_ids=[put["ticket"]["lease_id"]])
+
+    async def into_own_memory(self, link: int, put: dict[str, Any], patience_s: float | None) -> None:
         at = self.memory.allocate(put["ticket"]["nbytes"] + 16)
         if at is None:
             self.ends["own memory full"] += 1
             return
-        patience_s = self.rng.choice((None, None, None, 0.001, 0.01))
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         try:
@@ -232,9 +247,8 @@ async def soaking(seed: int) -> AsyncIterator[Soak]:
         soak = Soak(reader, places, (await reader.call("stats"))["base"], nbytes, seed)
         async with asyncio.TaskGroup() as group:
             lives = [group.create_task(soak.live(place)) for place in places]
-            async with asyncio.timeout(READY_S):
-                while any(place.remote is None for place in places):  # noqa: ASYNC110 - processes start
-                    await asyncio.sleep(0.05)
+            for place in places:
+                await soak.started(place)
             yield soak
             soak.running = False
             for life in lives:
@@ -254,9 +268,10 @@ async def soaked(duration_s: float, seed: int) -> dict[str, Any]:
         await soak.run(duration_s * WARM_UP)
         warm = await soak.settle()
         await soak.run(duration_s * (1 - WARM_UP))
+        await soak.pull_from_stopped(soak.places[-1])  # over TCP: its holder has to send
         end = await soak.settle()
         print(dict(soak.ends), [place.epoch for place in soak.places], warm, end)  # noqa: T201 - shown with -s, or on failure
-        assert soak.ends["TransferFailed"] > 0, "nothing ever went wrong"
+        assert soak.ends["TransferFailed"] > 0, "no pull failed, not even one from a holder that was stopped"
         assert sum(place.epoch for place in soak.places) > len(soak.places), "no process was ever restarted"
     for side in ("reader", "holder"):
         assert (end[side]["leases"], end[side]["leased_bytes"]) == (0, 0)
