@@ -307,4 +307,13 @@ def _replay(answers: Mapping[int, Answer], begun: Mapping[int, Sequence[int]]) -
 def _finished(reason: FinishReason, completion_tokens: int, sequences: Sequences, choice: int) -> Finished:
     preemptions, preempted_s = sequences.preempted(choice)
     prefill_s, decode_s = sequences.prefill_s(choice), sequences.decode_s(choice)
-    return Finished(reason, completion_tokens, prefill_s, decode_s, choice, preemptions, preempted_s)
+    return Finished(
+        reason,
+        completion_tokens,
+        prefill_s,
+        decode_s,
+        choice,
+        preemptions,
+        preempted_s,
+        sequences.cached_tokens(choice),
+    )

@@ -20,6 +20,7 @@ class _Choice:
     """No further tokens will come."""
     first_token_s: float | None = None
     last_token_s: float | None = None
+    cached_tokens: int = 0
     preemptions: int = 0
     preempted_s: float = 0.0
     """The gaps between tokens in which it was preempted."""
@@ -108,6 +109,10 @@ class Sequences:
             async with asyncio.timeout(within_s):
                 await self._ended.wait()
 
+    def cached_tokens(self, choice: int) -> int:
+        """Tokens that the engine's prefix cache had when a choice began."""
+        return self._choices[choice].cached_tokens
+
     # --- writer ------------------------------------------------------------------------------------------------------
 
     def join(self, now_s: float) -> None:
@@ -129,7 +134,7 @@ class Sequences:
             self._on_gap(gap_s)
             self.longest_gap_s = max(self.longest_gap_s, gap_s)
             choice.preempted_s += gap_s if output.preemptions > choice.preemptions else 0.0
-        choice.preemptions = output.preemptions
+        choice.preemptions, choice.cached_tokens = output.preemptions, output.cached_tokens
         choice.last_token_s = now_s
         if output.token_ids or output.finish_reason is not None:
             choice.unread.append(output)

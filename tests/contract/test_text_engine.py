@@ -298,8 +298,10 @@ def test_images_of_equal_size_share_no_prefix_and_equal_ones_do(engine: TextEngi
     assert tuple(answered.token_ids) == answer(other).token_ids
     assert engine.prefix_hits_tokens == hits, "the first block has an image already"
     hits = engine.prefix_hits_tokens
-    assert ask_one(engine, request("again", question, tenant_salt=b"prefixes")).token_ids == first.token_ids
-    assert engine.prefix_hits_tokens - hits >= 64
+    again = ask_one(engine, request("again", question, tenant_salt=b"prefixes"))
+    assert again.token_ids == first.token_ids
+    assert (first.cached_tokens, again.cached_tokens) == (0, engine.prefix_hits_tokens - hits)
+    assert again.cached_tokens >= 64
     assert engine.prefix_queries_tokens >= engine.prefix_hits_tokens
 
 

@@ -170,6 +170,7 @@ class Answered:
     scores: list[Scores] = field(default_factory=list)
     reason: FinishReason | None = None
     error: Exception | None = None
+    cached_tokens: int = 0
 
     @property
     def text(self) -> str:
@@ -186,6 +187,7 @@ def collect(answers: Answers, outputs: Iterable[EngineOutput]) -> None:
         answered.token_ids += output.token_ids
         answered.scores += output.scores
         answered.reason, answered.error = output.finish_reason, output.error
+        answered.cached_tokens = output.cached_tokens
 
 
 def finish(engine: TextEngine) -> Answers:

@@ -95,7 +95,8 @@ class EngineOutput:
     """The result of one step for one choice. ``error`` is set if the engine failed the request, with all its choices.
 
     ``token_ids`` includes the token that ends the answer, as ``generate`` returns it. ``scores`` has one entry per
-    token if ``logprobs`` were requested. ``preemptions`` counts those of the choice so far, if the engine tells.
+    token if ``logprobs`` were requested. ``preemptions`` counts those of the choice so far, ``cached_tokens`` the tokens that its
+    prefix cache had when the choice began, if the engine tells.
     """
 
     request_id: str
@@ -105,3 +106,4 @@ class EngineOutput:
     choice: int = 0
     scores: tuple[Scores, ...] = ()
     preemptions: int = 0
+    cached_tokens: int = 0

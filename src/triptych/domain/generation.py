@@ -162,6 +162,8 @@ class Finished:
     """Times that it was preempted for want of KV memory ..."""
     preempted_s: float = 0.0
     """... and the gaps between tokens in which that was. It is part of ``decode_s``."""
+    cached_tokens: int = 0
+    """Tokens of the prompt, and of a continuation's answer, that the prefix cache had."""
 
 
 @record

@@ -120,7 +120,7 @@ class Ready(_message.Message):
     def __init__(self, pulls: _Optional[_Iterable[_Union[PullReport, _Mapping]]] = ..., queue_s: _Optional[float] = ..., pull_s: _Optional[float] = ..., kv: _Optional[_Union[KvReport, _Mapping]] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("reason", "completion_tokens", "prefill_s", "decode_s", "choice", "preemptions", "preempted_s")
+    __slots__ = ("reason", "completion_tokens", "prefill_s", "decode_s", "choice", "preemptions", "preempted_s", "cached_tokens")
     REASON_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_S_FIELD_NUMBER: _ClassVar[int]
@@ -128,6 +128,7 @@ class Finished(_message.Message):
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     PREEMPTED_S_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     reason: _common_pb2.FinishReason
     completion_tokens: int
     prefill_s: float
@@ -135,7 +136,8 @@ class Finished(_message.Message):
     choice: int
     preemptions: int
     preempted_s: float
-    def __init__(self, reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., completion_tokens: _Optional[int] = ..., prefill_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., choice: _Optional[int] = ..., preemptions: _Optional[int] = ..., preempted_s: _Optional[float] = ...) -> None: ...
+    cached_tokens: int
+    def __init__(self, reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., completion_tokens: _Optional[int] = ..., prefill_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., choice: _Optional[int] = ..., preemptions: _Optional[int] = ..., preempted_s: _Optional[float] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class TextEvent(_message.Message):
     __slots__ = ("ready", "chunk", "finished", "kv_transferred")

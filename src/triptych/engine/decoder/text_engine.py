@@ -521,6 +521,7 @@ class TransformersTextEngine:
             choice=sequence.choice,
             scores=() if token.scores is None else (token.scores,),
             preemptions=sequence.preemptions,
+            cached_tokens=sequence.cached or 0,
         )
 
     def _fail(self, sequence: EngineSequence, error: TriptychError) -> EngineOutput:

@@ -417,7 +417,16 @@ class VllmTextEngine:
         if error is not None:
             self.cancel(choice.request_id)
             return [EngineOutput(choice.request_id, (), error=error, choice=choice.number)]
-        return [EngineOutput(choice.request_id, token_ids, reason, choice=choice.number, scores=token_scores)]
+        return [
+            EngineOutput(
+                choice.request_id,
+                token_ids,
+                reason,
+                choice=choice.number,
+                scores=token_scores,
+                cached_tokens=answer.num_cached_tokens or 0,
+            )
+        ]
 
 
 def _name(request_id: str, number: int) -> str:

@@ -409,10 +409,10 @@ class RunningBatch(Generic[S]):
             sequence.computed = 0
             return False
         moves.extend(made)
-        if sequence.prefix_hashes is not None and not sequence.was_looked_up:
+        if sequence.prefix_hashes is not None and sequence.cached is None:
             self.prefix_queries_tokens += sequence.length
             self.prefix_hits_tokens += sequence.computed
-        sequence.was_looked_up = True
+        sequence.cached = sequence.computed if sequence.cached is None else sequence.cached
         self._restore(sequence, moves)
         return True
 

@@ -37,8 +37,8 @@ class Sequence:
     copy: HostCopy | None = None
     """Positions that are in host memory, while it is preempted."""
     preemptions: int = 0
-    was_looked_up: bool = False
-    """Whether its prefix has been counted in the prefix cache's statistics."""
+    cached: int | None = None
+    """Tokens found in the prefix cache when it first started; None before."""
     followers: list[Self] = field(default_factory=list)
     """The other choices of its request, until the prompt is computed."""
 
