@@ -2,8 +2,8 @@
 
 from array import array
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import inf
-from types import MappingProxyType
 from uuid import uuid4
 
 from triptych.domain.continuation import ContinuedChoice
@@ -11,6 +11,7 @@ from triptych.domain.generation import (
     ChatEvent,
     ChatFinished,
     ChoiceFinished,
+    FieldsIgnored,
     Finished,
     TextEvent,
     TokenChunk,
@@ -20,10 +21,8 @@ from triptych.errors import EngineFailure
 from triptych.machine.router.attainment import Gaps
 from triptych.ports import Clock
 
+from .answer_reader import AnswerReader, Reading
 from .stream_buffer import StreamBuffer
-from .tool_calls import Calling, ToolCallStream
-
-_NOTHING: Mapping[int, str] = MappingProxyType({})
 
 
 class Answer:
@@ -32,30 +31,30 @@ class Answer:
     def __init__(
         self,
         buffer: StreamBuffer,
-        calling: Calling | None,
+        reading: Reading | None,
         *,
         begun: Mapping[int, Sequence[int]],
-        passed_on: Mapping[int, str] = _NOTHING,
-        prompt_tokens: int,
-        image_tokens: int = 0,
+        usage: Usage,
+        ignored: tuple[str, ...] = (),
         most_tokens: float = inf,
         gaps: Gaps | None = None,
         clock: Clock,
     ) -> None:
-        """``begun`` has the choices, and the tokens of each that another router passed on; ``passed_on`` the text of these
-        tokens, where calls are read. ``image_tokens`` are part of ``prompt_tokens``. No choice has more than ``most_tokens``. The
-        gaps between tokens are counted in ``gaps``.
+        """``begun`` has the choices, and the tokens of each that another router passed on. ``usage`` is that of the prompt.
+        ``ignored`` are request fields that its template does not use. No choice has more than ``most_tokens``. The gaps between
+        tokens are counted in ``gaps``.
         """
         self._most_tokens = most_tokens
         self._gaps = gaps
         self._clock = clock
         self._buffer = buffer
-        self._calls = None if calling is None else ToolCallStream(calling, begun, _new_call_id, passed_on)
+        self._reader = None if reading is None else AnswerReader(reading, begun, _new_call_id)
+        self._ignored = ignored
         self._sent: dict[int, array[int]] = {choice: array("I", tokens) for choice, tokens in begun.items()}
         """By choice that has not finished: the ids of the tokens passed on."""
-        self._prompt_tokens = prompt_tokens
-        self._image_tokens = image_tokens
+        self._usage = usage
         self._completion_tokens = 0
+        self._cached_tokens = 0
         self.streamed_tokens = sum(map(len, begun.values()))
         self.finish_reason = ""
         """The reason of the choice that finished last."""
@@ -81,14 +80,17 @@ class Answer:
                 self.streamed_tokens += len(event.token_ids)
                 if self._gaps is not None:
                     self._gaps.tokens(event.choice, len(event.token_ids), now_s - event.waited_s)
-                if self._calls is None:
+                if self._reader is None:
                     out.append(event)
                 else:
-                    out += self._calls.chunk(event)
+                    out += self._reader.chunk(event)
             elif isinstance(event, Finished):
                 ended.append(event)
                 out += self._finished(event)
         if out:
+            if self._ignored:
+                out.insert(0, FieldsIgnored(self._ignored))
+                self._ignored = ()
             self._buffer.put(out)
         return ended
 
@@ -112,13 +114,21 @@ class Answer:
     def _finished(self, event: Finished) -> list[ChatEvent]:
         del self._sent[event.choice]
         self._completion_tokens += event.completion_tokens
+        self._cached_tokens = max(self._cached_tokens, min(event.cached_tokens, self._usage.prompt_tokens))
         self.finish_reason = event.reason.value
         self.has_ended = not self._sent
         out: list[ChatEvent] = [ChoiceFinished(event.reason, event.choice)]
-        if self._calls is not None:
-            out = self._calls.finished(event)
+        if self._reader is not None:
+            out = self._reader.finished(event)
         if self.has_ended:
-            out.append(ChatFinished(Usage(self._prompt_tokens, self._completion_tokens, self._image_tokens)))
+            thought = 0 if self._reader is None else self._reader.reasoning_tokens
+            usage = replace(
+                self._usage,
+                completion_tokens=self._completion_tokens,
+                cached_tokens=self._cached_tokens,
+                reasoning_tokens=thought,
+            )
+            out.append(ChatFinished(usage))
         return out
 
 

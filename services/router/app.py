@@ -56,7 +56,9 @@ async def app(settings: RouterSettings, telemetry: Telemetry | None = None) -> A
             world,
             membership=await _membership(settings, world, reading, model, tls, telemetry.metrics),
             connect=lambda address: InstanceStub(address, tls),
-            prepare=ModelPrepare(prompts, settings.media, await reading.run(Grammars, prompts.tokenizer)),
+            prepare=ModelPrepare(
+                prompts, settings.media, await reading.run(Grammars, prompts.tokenizer), settings.reasoning
+            ),
             profiles=await reading.run(known_profiles, settings.profiles),
             record=RouterRecord(telemetry.metrics),
         )

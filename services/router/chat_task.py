@@ -9,10 +9,11 @@ from math import inf
 from triptych.domain.chat import ChatRequest
 from triptych.domain.continuation import begun
 from triptych.domain.embedding import LeaseId
-from triptych.domain.generation import KvTransferred, Ready, TextEvent, TextRequest
+from triptych.domain.generation import KvTransferred, Ready, TextEvent, TextRequest, Usage
 from triptych.domain.instance import ModelInfo
 from triptych.domain.item_plan import ItemPlan
 from triptych.domain.kv_segment import KvPlacement
+from triptych.domain.media import Modality
 from triptych.domain.recent import ChatShape
 from triptych.domain.sampling import SamplingParams
 from triptych.errors import InstanceLost, Overloaded, TriptychError
@@ -253,14 +254,20 @@ class ChatTask(RequestTask):
             self.feed(TextReported(credit, event))
         return False
 
+    def _prompt_usage(self) -> Usage:
+        tokens = dict.fromkeys(Modality, 0)
+        for item in self._prompted.items:
+            tokens[item.info.modality] += item.tokens
+        prompt_tokens = len(self._prompted.token_ids)
+        return Usage(prompt_tokens, 0, tokens[Modality.IMAGE], tokens[Modality.AUDIO], tokens[Modality.VIDEO])
+
     def _new_answer(self) -> Answer:
         return Answer(
             self.buffer,
-            self._prompted.calling,
+            self._prompted.reading,
             begun=begun(self._sampling.n, self.request.continued),
-            passed_on=self._prompted.passed_on,
-            prompt_tokens=len(self._prompted.token_ids),
-            image_tokens=sum([item.tokens for item in self._prompted.items]),
+            usage=self._prompt_usage(),
+            ignored=self._prompted.ignored,
             most_tokens=self._sampling.max_tokens or inf,
             gaps=self._gaps,
             clock=self._clock,

@@ -1,12 +1,14 @@
 """Turns a conversation into token ids and item plans: the blocking part of a request, run off the event loop."""
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Protocol, TypeVar
 
 from triptych.domain.chat import ChatRequest, MediaPart, TextPart
+from triptych.domain.continuation import ContinuedChoice
 from triptych.domain.embedding import slot_nbytes
 from triptych.domain.instance import ModelInfo
 from triptych.domain.item_plan import ItemPlan, content_of
@@ -31,29 +33,33 @@ from triptych.tokens.answer_text import AnswerText
 from triptych.tokens.detokenize import IncrementalDetokenizer
 from triptych.tokens.grammar import Grammars
 from triptych.tokens.prompt import Prompt, PromptBuilder
+from triptych.tokens.reasoning import SYNTAXES, ReasoningReader, ReasoningSyntax, after_reasoning
+from triptych.tokens.template import read_kwargs
 from triptych.tokens.tool_calls import call_grammar, read_tools
 
-from .tool_calls import Calling
+from .answer_reader import Calling, Reading, Reasoning
 
 T = TypeVar("T")
 
+AUTO = "auto"
+EFFORT = "reasoning_effort"
+"""A variable of templates that is also a field of requests."""
 _MAX_MESSAGES_INLINE = 16
 """Templates loop over messages, so many short messages are slow too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompted:
-    """A prepared request. ``calling`` is how the model calls its tools, if its template's call syntax is known; then
-    ``passed_on`` is the text that another router has read for calls, by the choices that go on.
-    """
+    """A prepared request. ``reading`` is what is to be read from the answer's text, if anything is."""
 
     token_ids: tuple[int, ...]
     items: tuple[ItemPlan, ...]
     sampling: SamplingParams
-    calling: Calling | None = None
-    passed_on: Mapping[int, str] = field(default_factory=dict)
+    reading: Reading | None = None
     placeholder_ids: AbstractSet[int] = frozenset()
     """Tokens whose positions items fill."""
+    ignored: tuple[str, ...] = ()
+    """Fields of the request that the chat template does not use."""
 
 
 class Prepare(Protocol):
@@ -96,11 +102,12 @@ class SmallInline:
             return False
         if request.tool_choice.forces:
             return False
-        begun = request.begun_tokens if request.tools else 0
-        chars, media_bytes = len(request.prompt or "") + len(request.tools) + begun, 0
+        begun = request.begun_tokens if request.tools or request.separates_reasoning else 0
+        chars, media_bytes = len(request.prompt or "") + len(request.tools) + len(request.template_kwargs) + begun, 0
         for message in request.messages:
             if message.tool_calls:
                 return False
+            chars += len(message.reasoning)
             for part in message.parts:
                 if isinstance(part, TextPart):
                     chars += len(part.text)
@@ -119,6 +126,23 @@ class ModelPrepare:
     builder: PromptBuilder
     limits: MediaLimits
     grammars: Grammars
+    reasoning: str = AUTO
+    """``AUTO`` or the name of one of ``tokens.reasoning.SYNTAXES``; any other for none."""
+    _reasoning: Reasoning | None = field(init=False, repr=False, compare=False)
+    """For every prompt, without its tail."""
+
+    def __post_init__(self) -> None:
+        chosen = self.builder.template.reasoning if self.reasoning == AUTO else SYNTAXES.get(self.reasoning)
+        object.__setattr__(self, "_reasoning", None if chosen is None else self._with_marks(chosen))
+
+    def _with_marks(self, syntax: ReasoningSyntax) -> Reasoning:
+        tokenizer = self.builder.tokenizer
+        special = {tokenizer.id_to_token(token_id) or "" for token_id in tokenizer.special_ids - tokenizer.eos_ids}
+        closing_id = tokenizer.token_to_id(syntax.closing)
+        if special.isdisjoint(syntax.marks):
+            return Reasoning(syntax, "", closing_id)
+        others = sorted(special - {"", *syntax.marks}, key=len, reverse=True)
+        return Reasoning(syntax, "", closing_id, re.compile("|".join(map(re.escape, others)) or "(?!)"))
 
     @property
     def counts_at_once(self) -> bool:
@@ -131,7 +155,9 @@ class ModelPrepare:
         infos = as_in_request(self.builder.family, alone)
         if request.prompt is None:
             replacements = list(map(self._replacement, infos, params))
-            prompt = self.builder.build(request.messages, infos, request.tools, replacements=replacements)
+            prompt = self.builder.build(
+                request.messages, infos, request.tools, kwargs=request.template_kwargs, replacements=replacements
+            )
         else:
             prompt = self.builder.build_raw(request.prompt)
         items: list[ItemPlan] = []
@@ -152,9 +178,12 @@ class ModelPrepare:
                 )
             )
         calling, sampling = self._tools(request)
-        passed_on = {} if calling is None else self._passed_on(request)
+        reasoning, sampling = self._thoughts(request, prompt, sampling)
+        reading = None
+        if calling is not None or reasoning is not None:
+            reading = Reading(calling, reasoning, self._passed_on(request.continued, sampling))
         placeholder_ids = self.builder.family.placeholder_ids
-        return Prompted(prompt.token_ids, tuple(items), sampling, calling, passed_on, placeholder_ids)
+        return Prompted(prompt.token_ids, tuple(items), sampling, reading, placeholder_ids, self._ignored(request))
 
     def items(self, request: ResolveRequest, model: ModelInfo) -> tuple[ItemPlan, ...]:
         family = self.builder.family
@@ -230,12 +259,40 @@ class ModelPrepare:
             return None, sampling
         return Calling(syntax, frozenset(tool.name for tool in tools), choice.parallel), sampling
 
-    def _passed_on(self, request: ChatRequest) -> dict[int, str]:
-        """The text that the tokens of each choice that goes on have completed."""
-        texts: dict[int, str] = {}
-        for choice in request.continued:
-            text = AnswerText(IncrementalDetokenizer(self.builder.tokenizer), request.sampling)
-            texts[choice.choice] = text.feed(choice.token_ids)
+    def _thoughts(
+        self, request: ChatRequest, prompt: Prompt, sampling: SamplingParams
+    ) -> tuple[Reasoning | None, SamplingParams]:
+        """How reasoning is found, if it is to be; and sampling whose grammar holds for what follows it. Raises InvalidRequest."""
+        if self._reasoning is None or not request.separates_reasoning or request.prompt is not None:
+            return None, sampling
+        reasoning, tokenizer = replace(self._reasoning, prompt_tail=prompt.tail), self.builder.tokenizer
+        new = ReasoningReader(reasoning.syntax, prompt.tail)
+        if new.thinking is False:
+            return None, sampling
+        if sampling.response_format is not None:
+            wanted = after_reasoning(
+                sampling.response_format, new, reasoning.syntax, tokenizer.token_to_id, tokenizer.eos_ids
+            )
+            self.grammars.start(wanted)
+            sampling = replace(sampling, response_format=wanted)
+        if reasoning.hidden is not None:
+            if sampling.special_tokens:
+                return replace(reasoning, hidden=None), sampling
+            sampling = replace(sampling, special_tokens=True)
+        return reasoning, sampling
+
+    def _ignored(self, request: ChatRequest) -> tuple[str, ...]:
+        if not request.template_kwargs:
+            return ()
+        unused = read_kwargs(request.template_kwargs).keys() - self.builder.template.variables
+        return tuple(name if name == EFFORT else f"chat_template_kwargs.{name}" for name in sorted(unused))
+
+    def _passed_on(self, continued: Sequence[ContinuedChoice], sampling: SamplingParams) -> dict[int, list[str]]:
+        """The text that each token of the choices that go on has completed."""
+        texts: dict[int, list[str]] = {}
+        for choice in continued:
+            text = AnswerText(IncrementalDetokenizer(self.builder.tokenizer), sampling)
+            texts[choice.choice] = [text.feed((token_id,)) for token_id in choice.token_ids]
         return texts
 
     def _check(self, sampling: SamplingParams) -> None:

@@ -1,7 +1,7 @@
 """Settings of the router."""
 
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -43,6 +43,9 @@ class RouterSettings(MemberSettings):
 
     policies: PolicyNames = PolicyNames()
     """The policies, by name."""
+
+    reasoning: Literal["auto", "none", "gpt_oss", "gemma4", "mistral", "kimi_vl", "think"] = "auto"
+    """Syntax of the model's reasoning; auto takes it from the chat template, none leaves reasoning in the text."""
 
     request_size: RequestBounds = RequestBounds()
     """Limits of one request."""

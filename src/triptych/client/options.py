@@ -29,6 +29,7 @@ class SamplingOptions(TypedDict, total=False):
     presence_penalty: float
     logit_bias: Mapping[int, float] | Mapping[str, float] | Sequence[tuple[int, float]]
     """Bias by token id."""
+    special_tokens: bool
     logprobs: int | None
     response_format: ResponseFormat | Mapping[str, Any] | None
     """A mapping has the OpenAI API's form: type ``text``, ``json_object`` or ``json_schema``."""

@@ -10,6 +10,7 @@ from triptych.domain.sampling import SamplingParams
 from triptych.domain.tenant import Tenant
 
 PRIORITY = Between(-(2**31), 2**31 - 1)
+MAX_TEMPLATE_KWARGS_CHARS = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +41,16 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """``tool_calls`` belong to an assistant's message; ``tool_call_id`` names the call that a tool's message answers."""
+    """``tool_calls`` and ``reasoning`` belong to an assistant's message; ``tool_call_id`` names the call that a tool's
+    message answers.
+    """
 
     role: SpeakerRole
     parts: tuple[Part, ...]
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
+    reasoning: str = ""
+    """What the model thought before it answered, for templates that show it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +109,10 @@ class ChatRequest:
     """
     whole: bool = False
     """Whether the caller reads the answer when it is complete: tokens may wait a moment for others, and come with them."""
+    template_kwargs: str = ""
+    """Further variables of the chat template, a JSON object; empty for none."""
+    separates_reasoning: bool = False
+    """Whether reasoning comes in events of its own, which callers of the release before do not know; else it is text."""
 
     @property
     def media(self) -> tuple[MediaPart, ...]:

@@ -183,11 +183,16 @@ TextEvent = Ready | TokenChunk | Finished | KvTransferred
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """``prompt_tokens`` includes placeholder tokens of items."""
+    """``prompt_tokens`` includes placeholder tokens of items, ``completion_tokens`` those of reasoning."""
 
     prompt_tokens: int
     completion_tokens: int
     image_tokens: int = 0
+    audio_tokens: int = 0
+    video_tokens: int = 0
+    cached_tokens: int = 0
+    """Prompt tokens whose keys and values were found in a prefix cache."""
+    reasoning_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:
@@ -201,6 +206,21 @@ class ToolCallMade:
     call: ToolCall
     index: int
     choice: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoned:
+    """A piece of a choice's reasoning. Its tokens were sent in chunks, without its text."""
+
+    text: str
+    choice: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FieldsIgnored:
+    """Request fields that the model's chat template does not use. Sent with the first event, if there are any."""
+
+    names: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,5 +238,5 @@ class ChatFinished:
     usage: Usage
 
 
-ChatEvent = TokenChunk | ToolCallMade | ChoiceFinished | ChatFinished
+ChatEvent = TokenChunk | ToolCallMade | Reasoned | FieldsIgnored | ChoiceFinished | ChatFinished
 """Events of the router; failures are raised as exceptions."""

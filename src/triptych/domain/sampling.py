@@ -79,6 +79,8 @@ class SamplingParams:
     """Applies to the answer, to each token in it."""
     logit_bias: tuple[tuple[int, float], ...] = _parameter((), Many(4096, BIAS, "tokens"))
     """(token id, value added to its logit)."""
+    special_tokens: bool = _parameter(False, None, api_name="skip_special_tokens")
+    """Whether the answer's text shows special tokens; the API has the opposite."""
     logprobs: int | None = _parameter(None, Between(0, 20), api_name="top_logprobs")
     """Number of alternatives to return per token, beside the chosen one; None returns no log-probabilities."""
     response_format: ResponseFormat | None = _parameter(None, None)

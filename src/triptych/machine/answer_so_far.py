@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from triptych.domain.chat import ChatRequest
 from triptych.domain.continuation import ContinuedChoice
-from triptych.domain.generation import ChatEvent, ChatFinished, ChoiceFinished, TokenChunk, Usage
+from triptych.domain.generation import ChatEvent, ChatFinished, ChoiceFinished, TokenChunk
 from triptych.domain.sampling import SamplingParams
 from triptych.errors import InternalError
 
@@ -64,5 +64,4 @@ class AnswerSoFar:
 
     def _whole(self, finished: ChatFinished) -> ChatFinished:
         usage = finished.usage
-        completion_tokens = usage.completion_tokens + self._left_out_tokens
-        return ChatFinished(Usage(usage.prompt_tokens, completion_tokens, usage.image_tokens))
+        return ChatFinished(replace(usage, completion_tokens=usage.completion_tokens + self._left_out_tokens))

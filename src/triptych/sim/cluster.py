@@ -77,6 +77,8 @@ class _NoText:
     def flush(self) -> str:
         return ""
 
+    def show_special_tokens(self) -> None: ...
+
     def token_bytes(self, token_id: int) -> bytes:
         del token_id
         return b""

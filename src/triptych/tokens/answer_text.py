@@ -20,11 +20,15 @@ class Detokenizer(Protocol):
 
     def token_bytes(self, token_id: int) -> bytes: ...
 
+    def show_special_tokens(self) -> None: ...
+
 
 class AnswerText:
     """Text of one choice. A stop string counts once ``min_tokens`` are there."""
 
     def __init__(self, detokenizer: Detokenizer, sampling: SamplingParams) -> None:
+        if sampling.special_tokens:
+            detokenizer.show_special_tokens()
         self._detokenizer = detokenizer
         self._stops = StopStrings(sampling.stop) if any(sampling.stop) else None
         self._min_tokens = sampling.min_tokens

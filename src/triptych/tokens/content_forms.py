@@ -23,6 +23,8 @@ _CALL, _ARGUMENT, _VALUE = "triptych_probe_call", "triptych_probe_argument", "tr
 _TOOL, _PARAMETER = "triptych_probe_tool", "triptych_probe_parameter"
 _CALL_ID = "probe1234"
 """Nine letters and digits: Mistral's templates refuse others."""
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+"""Names under which templates read what an assistant thought."""
 PROBE_TOOLS: list[Any] = [
     {
         "type": "function",
@@ -146,6 +148,8 @@ class ContentForms:
                 turn |= _turn_of_calls(calls, all_calls)
             if message.parts or not message.tool_calls:
                 turn["content"] = self._content(message, self._form(message, place, param))
+            if message.reasoning:
+                turn |= dict.fromkeys(_REASONING, message.reasoning)
             if message.role == "tool":
                 turn["tool_call_id"] = message.tool_call_id
                 turn["name"] = names.get(message.tool_call_id, "")

@@ -25,6 +25,7 @@ class IncrementalDetokenizer:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+        self._skips = True
         self._special = tokenizer.special_ids
         self._byte_fallback = tokenizer.byte_fallback
         self._incomplete = "" if tokenizer.byte_fallback else _REPLACEMENT
@@ -33,6 +34,10 @@ class IncrementalDetokenizer:
         self._context_text: str | None = ""
         """The text of the context without an incomplete character; None if it has not been decoded."""
         self._pending_bytes = b""
+
+    def show_special_tokens(self) -> None:
+        """Write special tokens as text, those that end an answer excepted. Before the first token."""
+        self._skips, self._special = False, self._tokenizer.eos_ids
 
     def feed(self, token_ids: Sequence[int]) -> str:
         """The text that these tokens complete; empty while a character is incomplete."""
@@ -44,7 +49,7 @@ class IncrementalDetokenizer:
 
     def flush(self) -> str:
         """The rest at the end of the answer: U+FFFD for an incomplete character."""
-        whole = self._tokenizer.decode(self._context)
+        whole = self._decoded()
         text = self._flush_bytes() + whole[len(whole.removesuffix(self._incomplete)) :]
         self._context, self._context_text = [], ""
         return text
@@ -65,10 +70,13 @@ class IncrementalDetokenizer:
             self._context, self._context_text = self._context[-_CONTEXT_TOKENS:], None
         before = self._context_text
         if before is None:
-            before = self._tokenizer.decode(self._context).removesuffix(self._incomplete)
+            before = self._decoded().removesuffix(self._incomplete)
         self._context.append(token_id)
-        self._context_text = after = self._tokenizer.decode(self._context).removesuffix(self._incomplete)
+        self._context_text = after = self._decoded().removesuffix(self._incomplete)
         return text + after[len(before) :]
+
+    def _decoded(self) -> str:
+        return self._tokenizer.decode(self._context, skip_special_tokens=self._skips)
 
     def _feed_byte(self, byte: bytes) -> str:
         self._pending_bytes += byte
@@ -79,7 +87,7 @@ class IncrementalDetokenizer:
                 return ""
             return self._flush_bytes()
         if len(self._context) == len(self._pending_bytes):  # at the start of the answer decoders may drop a space
-            text = self._tokenizer.decode(self._context)
+            text = self._decoded()
         self._pending_bytes = b""
         return text
 

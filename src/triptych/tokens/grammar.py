@@ -7,7 +7,7 @@ import json
 import re
 from collections import OrderedDict
 from threading import Lock
-from typing import Self
+from typing import TYPE_CHECKING, Any, Self
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
@@ -16,6 +16,9 @@ from triptych.errors import InvalidRequest
 from triptych.tokens.schema_limits import check_schema
 from triptych.tokens.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
 MAX_CACHED = 32
 _WHAT = {"response_format": "response format", "tools": "call of a tool"}
 """Name of what is constrained, by the request field that asks for it."""
@@ -23,8 +26,13 @@ _ANY_OBJECT = '{"type": "object"}'
 _MAX_REASON_CHARS = 300
 _PLACE = re.compile(r"\Aat \d+\(\d+\): |\n.*", re.DOTALL)
 """The position of a fault in a generated grammar, which the client has not written."""
-_WHITE_SPACE = r" |\n( {0,32}|\t{0,8})"
-"""White space between JSON tokens: a space, or a newline with indentation."""
+JSON_OVERRIDES: "JsonCompileOptions" = {
+    "item_separator": ",",
+    "key_separator": ":",
+    "whitespace_pattern": r" |\n( {0,32}|\t{0,8})",
+    "lenient": False,
+}
+"""How JSON is written. White space between tokens is a space, or a newline with indentation: some models never stop producing it."""
 
 
 class TokenMatcher:
@@ -109,18 +117,15 @@ def _grammar(response_format: ResponseFormat) -> str:
         case Grammar.LARK:
             return LLMatcher.grammar_from_lark(response_format.schema)
         case Grammar.JSON_OBJECT | Grammar.JSON_SCHEMA:
-            schema = _ANY_OBJECT if response_format.grammar is Grammar.JSON_OBJECT else response_format.schema
-            return LLMatcher.grammar_from_json_schema(
-                schema,
-                # These override the schema's own x-guidance. White space is limited, as some models never stop
-                # producing it.
-                overrides={
-                    "item_separator": ",",
-                    "key_separator": ":",
-                    "whitespace_pattern": _WHITE_SPACE,
-                    "lenient": False,
-                },
-            )
+            # These override the schema's own x-guidance.
+            schema = response_format.schema or _ANY_OBJECT
+            return LLMatcher.grammar_from_json_schema(schema, overrides=JSON_OVERRIDES)
+
+
+def schema_of(response_format: ResponseFormat) -> dict[str, Any]:
+    """The JSON Schema of a format that is no Lark grammar, and that ``Grammars.start`` accepts."""
+    schema = json.loads(response_format.schema or _ANY_OBJECT)
+    return schema if isinstance(schema, dict) else {}
 
 
 def _check(schema: str) -> None:

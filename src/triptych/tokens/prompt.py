@@ -13,6 +13,7 @@ from triptych.families.generic import StartProcessing
 from triptych.families.model_files import BadModel, ModelFiles
 from triptych.families.registry import load_family
 from triptych.tokens.processor_process import ProcessorProcess
+from triptych.tokens.reasoning import MAX_TAIL_CHARS
 from triptych.tokens.template import ChatTemplate, local_time
 from triptych.tokens.tokenizer import Tokenizer
 
@@ -23,10 +24,13 @@ _NONE_LEFT = Placeholders(-1, 0)
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """``runs[i]`` is the span that item ``i`` fills; ``token_ids`` has a placeholder at each position of it."""
+    """``runs[i]`` is the span that item ``i`` fills; ``token_ids`` has a placeholder at each position of it. ``tail`` is the end
+    of a rendered template.
+    """
 
     token_ids: tuple[int, ...]
     runs: tuple[Span, ...]
+    tail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,19 +93,21 @@ class PromptBuilder:
         infos: Sequence[MediaInfo],
         tools: str = "",
         *,
+        kwargs: str = "",
         replacements: Sequence[PromptReplacement] | None = None,
     ) -> Prompt:
         """Render the template, tokenize, expand placeholders. ``infos`` are in the order of ``ChatRequest.media``.
 
-        ``tools`` is a JSON array for the template, or empty. ``replacements`` are the items', if already computed. The
+        ``tools`` is a JSON array for the template, ``kwargs`` a JSON object of further variables, or empty. ``replacements`` are the items', if already computed. The
         ids equal those of transformers' ``processor.apply_chat_template(..., tokenize=True)``. Raises InvalidRequest
         (InvalidMedia, ContextTooLong).
         """
-        self._refuse_placeholders(messages)
+        self._refuse_placeholders(messages, kwargs)
         if replacements is None:
             replacements = [self.family.prompt_replacement(info) for info in infos]
         max_chars = self.family.context_length * MAX_CHARS_PER_TOKEN
-        text = self.template.render(messages, max_chars, tools)
+        text = self.template.render(messages, max_chars, tools, kwargs)
+        tail = text[-MAX_TAIL_CHARS:]
         text = self._replace(text, infos, replacements)
         if isinstance(self.family, Prefixed) and not text.startswith(self.family.prompt_prefix):
             text = self.family.prompt_prefix + text
@@ -116,7 +122,7 @@ class PromptBuilder:
                 f"the model's context is {self.family.context_length}",
                 param="messages",
             )
-        return self._expand(token_ids, replacements)
+        return self._expand(token_ids, replacements, tail)
 
     def build_raw(self, text: str) -> Prompt:
         """Tokenize a prompt without the template. Raises InvalidRequest (ContextTooLong)."""
@@ -158,7 +164,7 @@ class PromptBuilder:
             end = match.end()
         return "".join((*pieces, text[end:]))
 
-    def _expand(self, token_ids: Sequence[int], replacements: Sequence[PromptReplacement]) -> Prompt:
+    def _expand(self, token_ids: Sequence[int], replacements: Sequence[PromptReplacement], tail: str) -> Prompt:
         """Repeat each placeholder token ``count`` times."""
         expected = self._placeholders(replacements)
         expanded: list[int] = []
@@ -179,7 +185,7 @@ class PromptBuilder:
             expanded.extend([token_id] * positions.count)
         if next(expected, None) is not None:
             raise InvalidRequest("the model's chat template merges an item with the text around it", param="messages")
-        return Prompt(tuple(expanded), tuple(map(Span, starts, filled)))
+        return Prompt(tuple(expanded), tuple(map(Span, starts, filled)), tail)
 
     @staticmethod
     def _placeholders(replacements: Sequence[PromptReplacement]) -> Iterator[tuple[int, Placeholders]]:
@@ -188,20 +194,20 @@ class PromptBuilder:
                 if isinstance(part, Placeholders):
                     yield item, part
 
-    def _refuse_placeholders(self, messages: Sequence[Message]) -> None:
+    def _refuse_placeholders(self, messages: Sequence[Message], kwargs: str) -> None:
         """Refuse text that contains a placeholder, which would shift all later items.
 
         A template may join a message's texts, so they are searched together.
         """
         for message in messages:
-            text = ""
+            text = message.reasoning
             for part in message.parts:
                 if isinstance(part, TextPart):
                     text += part.text
             for call in message.tool_calls:
                 text += call.name + call.arguments
             for reserved in self._reserved:
-                if count := text.count(reserved):
+                if count := text.count(reserved) + kwargs.count(reserved):
                     raise self._placeholder_in_text(reserved, count)
 
     def _placeholder_in_text(self, placeholder: str, count: int) -> InvalidRequest:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any
 
 from jinja2 import Template, nodes
@@ -18,9 +19,14 @@ from triptych.domain.media import Modality
 from triptych.errors import InvalidRequest
 from triptych.families.model_files import BadModel
 from triptych.tokens.content_forms import FAILURES, PROBE_TOOLS, ContentForms, RefusedByTemplate, find_forms
+from triptych.tokens.reasoning import find_reasoning
 from triptych.tokens.tool_calls import find_syntax
 
 _PROBE_CHARS = 1_000_000
+_OWN_VARIABLES = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize"}
+)
+"""Variables that requests set by fields of their own, or not at all."""
 
 
 class _Generation(Extension):
@@ -68,6 +74,7 @@ def _size_chars(messages: Sequence[Message]) -> int:
     """Number of characters, plus one per message, part and call, as empty ones cost time too."""
     size = len(messages)
     for message in messages:
+        size += len(message.reasoning)
         for part in message.parts:
             size += 1 + (len(part.text) if isinstance(part, TextPart) else 0)
         for call in message.tool_calls:
@@ -92,6 +99,21 @@ def _to_json(
 def local_time(form: str) -> str:
     """The local wall clock without its zone, for templates' ``strftime_now``."""
     return datetime.now().astimezone().replace(tzinfo=None).strftime(form)
+
+
+def read_kwargs(text: str) -> dict[str, Any]:
+    """Further variables for a template, from a JSON object; none for an empty text. Raises InvalidRequest."""
+    param = "chat_template_kwargs"
+    try:
+        given = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        given = None
+    if not isinstance(given, dict):
+        raise InvalidRequest(f"{param}: must be a JSON object", param=param)
+    for name in given:
+        if name in _OWN_VARIABLES or name.startswith("_") or not name.isidentifier():
+            raise InvalidRequest(f"{param}: {name[:64]!r} cannot be set", param=param)
+    return given
 
 
 def _compiled(source: str, strftime_now: Callable[[str], str]) -> tuple[Template, frozenset[str]]:
@@ -135,10 +157,15 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._plain, variables = _compiled(source, strftime_now)
         self._with_tools = self._plain
+        self.variables = variables
+        """Variables that the template reads, those of the environment excepted."""
         if tools_source:
             self._with_tools, variables = _compiled(tools_source, strftime_now)
+            self.variables |= variables
         self.takes_tools = "tools" in variables
         """Whether the template supports tools."""
+        self.reasoning = find_reasoning(tools_source or source)
+        """The syntax of the model's reasoning; None if there is none, or it is unknown."""
         self.call_syntax = find_syntax(tools_source or source) if self.takes_tools else None
         """The tool call syntax that the template teaches the model; None if there is none, or it is unknown."""
         self._forms, reason = self._find_forms(None, placeholders or {})
@@ -153,20 +180,25 @@ class ChatTemplate:
         """Whether the template renders tool calls and their results."""
         return self._forms_with_tools.takes_calls
 
-    def render(self, messages: Sequence[Message], max_chars: int, tools: str = "") -> str:
-        """The prompt, up to the start of the assistant's turn. ``tools`` is a JSON array, or empty.
+    def render(self, messages: Sequence[Message], max_chars: int, tools: str = "", kwargs: str = "") -> str:
+        """The prompt, up to the start of the assistant's turn. ``tools`` is a JSON array, ``kwargs`` a JSON object of further
+        variables, or empty.
 
         Raises InvalidRequest if the template refuses the conversation or would not show a message's text, or if the
-        prompt would exceed ``max_chars``.
+        prompt would exceed ``max_chars``; also for a variable that cannot be set.
         """
         size = _size_chars(messages) + len(tools)
+        further = read_kwargs(kwargs) if kwargs else {}
+        if taken := sorted(further.keys() & (self._plain.environment.globals.keys() | self._special_tokens)):
+            param = "chat_template_kwargs"
+            raise InvalidRequest(f"{param}: {taken[0][:64]!r} cannot be set", param=param)
         offered = self._tools(tools) if tools else None
         if size > max_chars:
             raise InvalidRequest(f"the messages have {size} characters, the limit is {max_chars}", param="messages")
         forms = self._forms if offered is None else self._forms_with_tools
         conversation = forms.conversation(messages)
         try:
-            return self._render(conversation, max_chars, offered)
+            return self._render(conversation, max_chars, offered, further)
         except RefusedByTemplate as error:
             raise InvalidRequest(
                 f"the model's chat template refuses the messages: {error}", param="messages"
@@ -185,12 +217,23 @@ class ChatTemplate:
             raise InvalidRequest("tools: must be a JSON array", param="tools")
         return offered
 
-    def _render(self, conversation: list[dict[str, Any]], max_chars: int, tools: list[Any] | None = None) -> str:
+    def _render(
+        self,
+        conversation: list[dict[str, Any]],
+        max_chars: int,
+        tools: list[Any] | None = None,
+        further: Mapping[str, Any] = MappingProxyType({}),
+    ) -> str:
         template = self._plain if tools is None else self._with_tools
         pieces: list[str] = []
         size = 0
         for piece in template.generate(
-            messages=conversation, tools=tools, documents=None, add_generation_prompt=True, **self._special_tokens
+            messages=conversation,
+            tools=tools,
+            documents=None,
+            add_generation_prompt=True,
+            **self._special_tokens,
+            **further,
         ):
             size += len(piece)
             if size > max_chars:

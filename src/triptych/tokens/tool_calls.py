@@ -159,7 +159,7 @@ class CallReader:
     def _between_tagged(self, out: list[str | Call]) -> bool:
         at = self._held.find(_OPEN)
         if at < 0:
-            keep = _possible_prefix(self._held, _OPEN)
+            keep = possible_prefix(self._held, _OPEN)
             text = self._held[: len(self._held) - keep].rstrip()
             _append_text(out, text)
             self._held = self._held[len(text) :]
@@ -267,8 +267,8 @@ def _append_text(out: list[str | Call], text: str) -> None:
         out.append(text)
 
 
-def _possible_prefix(text: str, tag: str) -> int:
-    """Length of the longest suffix of ``text`` that is a prefix of ``tag``."""
+def possible_prefix(text: str, tag: str) -> int:
+    """Length of the longest suffix of ``text`` that is a prefix of ``tag``, and not all of it."""
     return next((length for length in range(min(len(text), len(tag) - 1), 0, -1) if tag.startswith(text[-length:])), 0)
 
 

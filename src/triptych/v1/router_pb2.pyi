@@ -61,16 +61,18 @@ class ToolCall(_message.Message):
     def __init__(self, call_id: _Optional[str] = ..., name: _Optional[str] = ..., arguments: _Optional[str] = ...) -> None: ...
 
 class Message(_message.Message):
-    __slots__ = ("role", "parts", "tool_calls", "tool_call_id")
+    __slots__ = ("role", "parts", "tool_calls", "tool_call_id", "reasoning")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
     TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
     TOOL_CALL_ID_FIELD_NUMBER: _ClassVar[int]
+    REASONING_FIELD_NUMBER: _ClassVar[int]
     role: SpeakerRole
     parts: _containers.RepeatedCompositeFieldContainer[Part]
     tool_calls: _containers.RepeatedCompositeFieldContainer[ToolCall]
     tool_call_id: str
-    def __init__(self, role: _Optional[_Union[SpeakerRole, str]] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., tool_call_id: _Optional[str] = ...) -> None: ...
+    reasoning: str
+    def __init__(self, role: _Optional[_Union[SpeakerRole, str]] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., tool_call_id: _Optional[str] = ..., reasoning: _Optional[str] = ...) -> None: ...
 
 class ToolChoice(_message.Message):
     __slots__ = ("required", "name", "one_call")
@@ -83,7 +85,7 @@ class ToolChoice(_message.Message):
     def __init__(self, required: _Optional[bool] = ..., name: _Optional[str] = ..., one_call: _Optional[bool] = ...) -> None: ...
 
 class ChatRequest(_message.Message):
-    __slots__ = ("request_id", "model", "messages", "sampling", "tenant_salt", "prompt", "tools", "priority", "tool_choice", "continued", "tenant", "whole")
+    __slots__ = ("request_id", "model", "messages", "sampling", "tenant_salt", "prompt", "tools", "priority", "tool_choice", "continued", "tenant", "whole", "template_kwargs", "separates_reasoning")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
@@ -96,6 +98,8 @@ class ChatRequest(_message.Message):
     CONTINUED_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     WHOLE_FIELD_NUMBER: _ClassVar[int]
+    TEMPLATE_KWARGS_FIELD_NUMBER: _ClassVar[int]
+    SEPARATES_REASONING_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     messages: _containers.RepeatedCompositeFieldContainer[Message]
@@ -108,7 +112,9 @@ class ChatRequest(_message.Message):
     continued: _containers.RepeatedCompositeFieldContainer[_common_pb2.ContinuedChoice]
     tenant: Tenant
     whole: bool
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., tenant_salt: _Optional[bytes] = ..., prompt: _Optional[str] = ..., tools: _Optional[str] = ..., priority: _Optional[int] = ..., tool_choice: _Optional[_Union[ToolChoice, _Mapping]] = ..., continued: _Optional[_Iterable[_Union[_common_pb2.ContinuedChoice, _Mapping]]] = ..., tenant: _Optional[_Union[Tenant, _Mapping]] = ..., whole: _Optional[bool] = ...) -> None: ...
+    template_kwargs: str
+    separates_reasoning: bool
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., tenant_salt: _Optional[bytes] = ..., prompt: _Optional[str] = ..., tools: _Optional[str] = ..., priority: _Optional[int] = ..., tool_choice: _Optional[_Union[ToolChoice, _Mapping]] = ..., continued: _Optional[_Iterable[_Union[_common_pb2.ContinuedChoice, _Mapping]]] = ..., tenant: _Optional[_Union[Tenant, _Mapping]] = ..., whole: _Optional[bool] = ..., template_kwargs: _Optional[str] = ..., separates_reasoning: _Optional[bool] = ...) -> None: ...
 
 class Tenant(_message.Message):
     __slots__ = ("name", "weight")
@@ -167,14 +173,22 @@ class ResolveResponse(_message.Message):
     def __init__(self, items: _Optional[_Iterable[_Union[ResolvedItem, _Mapping]]] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("prompt_tokens", "completion_tokens", "image_tokens")
+    __slots__ = ("prompt_tokens", "completion_tokens", "image_tokens", "audio_tokens", "video_tokens", "cached_tokens", "reasoning_tokens")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     IMAGE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    AUDIO_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    VIDEO_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REASONING_TOKENS_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     completion_tokens: int
     image_tokens: int
-    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., image_tokens: _Optional[int] = ...) -> None: ...
+    audio_tokens: int
+    video_tokens: int
+    cached_tokens: int
+    reasoning_tokens: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., image_tokens: _Optional[int] = ..., audio_tokens: _Optional[int] = ..., video_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., reasoning_tokens: _Optional[int] = ...) -> None: ...
 
 class ToolCallMade(_message.Message):
     __slots__ = ("call", "index", "choice")
@@ -185,6 +199,20 @@ class ToolCallMade(_message.Message):
     index: int
     choice: int
     def __init__(self, call: _Optional[_Union[ToolCall, _Mapping]] = ..., index: _Optional[int] = ..., choice: _Optional[int] = ...) -> None: ...
+
+class Reasoned(_message.Message):
+    __slots__ = ("text", "choice")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    choice: int
+    def __init__(self, text: _Optional[str] = ..., choice: _Optional[int] = ...) -> None: ...
+
+class FieldsIgnored(_message.Message):
+    __slots__ = ("names",)
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, names: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ChoiceFinished(_message.Message):
     __slots__ = ("reason", "choice")
@@ -201,16 +229,20 @@ class ChatFinished(_message.Message):
     def __init__(self, usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
 
 class ChatEvent(_message.Message):
-    __slots__ = ("chunk", "choice_finished", "finished", "tool_call")
+    __slots__ = ("chunk", "choice_finished", "finished", "tool_call", "reasoned", "ignored")
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FINISHED_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     TOOL_CALL_FIELD_NUMBER: _ClassVar[int]
+    REASONED_FIELD_NUMBER: _ClassVar[int]
+    IGNORED_FIELD_NUMBER: _ClassVar[int]
     chunk: _common_pb2.TokenChunk
     choice_finished: ChoiceFinished
     finished: ChatFinished
     tool_call: ToolCallMade
-    def __init__(self, chunk: _Optional[_Union[_common_pb2.TokenChunk, _Mapping]] = ..., choice_finished: _Optional[_Union[ChoiceFinished, _Mapping]] = ..., finished: _Optional[_Union[ChatFinished, _Mapping]] = ..., tool_call: _Optional[_Union[ToolCallMade, _Mapping]] = ...) -> None: ...
+    reasoned: Reasoned
+    ignored: FieldsIgnored
+    def __init__(self, chunk: _Optional[_Union[_common_pb2.TokenChunk, _Mapping]] = ..., choice_finished: _Optional[_Union[ChoiceFinished, _Mapping]] = ..., finished: _Optional[_Union[ChatFinished, _Mapping]] = ..., tool_call: _Optional[_Union[ToolCallMade, _Mapping]] = ..., reasoned: _Optional[_Union[Reasoned, _Mapping]] = ..., ignored: _Optional[_Union[FieldsIgnored, _Mapping]] = ...) -> None: ...
 
 class ChatEvents(_message.Message):
     __slots__ = ("events",)

@@ -11,7 +11,7 @@ from typing import Any
 from google.protobuf.descriptor import FieldDescriptor as Field
 
 from triptych.domain.bounds import Anything, Between, Bound, Many, OneOf, Pair, Size
-from triptych.domain.chat import PRIORITY
+from triptych.domain.chat import MAX_TEMPLATE_KWARGS_CHARS, PRIORITY
 from triptych.domain.embedding import KEY_NBYTES, LEASE_ID_NBYTES
 from triptych.domain.embedding_hints import HINT_NBYTES, MAX_HINTS
 from triptych.domain.instance import MAX_FAULT
@@ -131,6 +131,7 @@ TABLE: Mapping[str, Rows] = {
         "tenant_salt": _SALT,
         "prompt": Size(_MAX_TEXT),
         "tools": Size(_MAX_TEXT),
+        "template_kwargs": Size(MAX_TEMPLATE_KWARGS_CHARS),
         "priority": PRIORITY,
         "continued": Many(16, unit="choices"),
     },
@@ -139,6 +140,7 @@ TABLE: Mapping[str, Rows] = {
         "parts": Many(4096, unit="parts"),
         "tool_calls": Many(128, unit="calls"),
         "tool_call_id": _ID,
+        "reasoning": Size(_MAX_TEXT),
     },
     "Part": {"text": Size(_MAX_TEXT)},
     "MediaPart": {"data": _MEDIA},

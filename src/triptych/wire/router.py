@@ -16,7 +16,7 @@ from triptych.domain.chat import (
     ToolCall,
     ToolChoice,
 )
-from triptych.domain.generation import ChatFinished, ChoiceFinished, ToolCallMade, Usage
+from triptych.domain.generation import ChatFinished, ChoiceFinished, FieldsIgnored, Reasoned, ToolCallMade, Usage
 from triptych.domain.media import Modality
 from triptych.domain.resolving import ResolvedItem, ResolveRequest
 from triptych.domain.tenant import Tenant
@@ -40,6 +40,8 @@ _EVENT = Variants(
         "choice_finished": Pair(ChoiceFinished, router_pb2.ChoiceFinished),
         "finished": Pair(ChatFinished, router_pb2.ChatFinished, nested=(Pair(Usage, router_pb2.Usage),)),
         "tool_call": Pair(ToolCallMade, router_pb2.ToolCallMade, nested=(_TOOL_CALL,)),
+        "reasoned": Pair(Reasoned, router_pb2.Reasoned),
+        "ignored": Pair(FieldsIgnored, router_pb2.FieldsIgnored),
     },
 )
 
@@ -57,6 +59,7 @@ def _write_message(message: Message, into: router_pb2.Message) -> None:
     into.role = _SPEAKER.to_wire[message.role]
     into.tool_calls.extend(map(_TOOL_CALL.to_wire, message.tool_calls))
     into.tool_call_id = message.tool_call_id
+    into.reasoning = message.reasoning
     for part in message.parts:
         written = into.parts.add()
         match part:
@@ -82,6 +85,7 @@ def _message_from_wire(message: router_pb2.Message) -> Message:
         tuple(map(_part_from_wire, message.parts)),
         tuple(map(_TOOL_CALL.from_wire, message.tool_calls)),
         message.tool_call_id,
+        message.reasoning,
     )
 
 

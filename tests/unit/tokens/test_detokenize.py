@@ -108,3 +108,14 @@ def test_endless_incomplete_bytes_take_bounded_memory(byte_level: Tokenizer) -> 
     detokenizer = IncrementalDetokenizer(byte_level)
     assert detokenizer.feed([first_byte] * 1000) == "\ufffd" * 999
     assert detokenizer.flush() == "\ufffd"
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 100])
+def test_special_tokens_are_shown_on_demand_except_those_that_end_the_answer(byte_level: Tokenizer, chunk: int) -> None:
+    token_ids = byte_level.encode("the<image>é<|user|>in<|end|>")
+    detokenizer = IncrementalDetokenizer(byte_level)
+    detokenizer.show_special_tokens()
+    text = "".join(detokenizer.feed(token_ids[at : at + chunk]) for at in range(0, len(token_ids), chunk))
+    ends = {byte_level.id_to_token(token_id) for token_id in byte_level.eos_ids}
+    assert ends == {"<|user|>"}, "as the model's configuration says"
+    assert text + detokenizer.flush() == "the<image>éin<|end|>"

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -6,6 +7,7 @@ from triptych.domain.continuation import ContinuedChoice
 from triptych.domain.generation import (
     ChatFinished,
     ChoiceFinished,
+    FieldsIgnored,
     Finished,
     FinishReason,
     Ready,
@@ -16,8 +18,8 @@ from triptych.domain.generation import (
 from triptych.errors import EngineFailure, InternalError
 from triptych.machine.router.attainment import Gaps
 from triptych.services.router.answer import Answer
+from triptych.services.router.answer_reader import Calling, Reading
 from triptych.services.router.stream_buffer import StreamBuffer
-from triptych.services.router.tool_calls import Calling
 from triptych.tokens.tool_calls import CallSyntax
 
 CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
@@ -29,7 +31,7 @@ def finished(choice: int = 0) -> Finished:
 
 async def test_events_that_arrive_together_are_forwarded_together_with_the_usage_last() -> None:
     buffer = StreamBuffer()
-    answer = Answer(buffer, None, begun=dict.fromkeys(range(2), ()), prompt_tokens=7, image_tokens=4, clock=lambda: 0.0)
+    answer = Answer(buffer, None, begun=dict.fromkeys(range(2), ()), usage=Usage(7, 0, 4), clock=lambda: 0.0)
     chunks = [TokenChunk((1, 2), CALL), TokenChunk((3,), "b", 1)]
     assert answer.take([Ready((), 0.0, 0.0), *chunks, finished()]) == [finished()]
     assert (answer.has_ended, answer.streamed_tokens, answer.finish_reason) == (False, 3, "stop")
@@ -43,9 +45,9 @@ async def test_tool_calls_are_parsed_when_the_request_has_tools() -> None:
     buffer = StreamBuffer()
     answer = Answer(
         buffer,
-        Calling(CallSyntax.TAGGED, frozenset({"f"}), True),
+        Reading(Calling(CallSyntax.TAGGED, frozenset({"f"}), True)),
         begun=dict.fromkeys(range(1), ()),
-        prompt_tokens=7,
+        usage=Usage(7, 0),
         clock=lambda: 0.0,
     )
     answer.take([TokenChunk((1, 2), CALL), finished()])
@@ -55,9 +57,26 @@ async def test_tool_calls_are_parsed_when_the_request_has_tools() -> None:
     assert end == ChoiceFinished(FinishReason.TOOL_CALLS)
 
 
+async def test_the_usage_has_the_tokens_that_a_prefix_cache_had_of_the_prompt() -> None:
+    buffer = StreamBuffer()
+    answer = Answer(buffer, None, begun={0: (), 1: ()}, usage=Usage(7, 0, 1, 2, 3), clock=lambda: 0.0)
+    answer.take([replace(finished(), cached_tokens=4), finished(1)])
+    assert (await buffer.get())[-1] == ChatFinished(Usage(7, 4, 1, 2, 3, cached_tokens=4))
+
+
+async def test_fields_that_the_template_does_not_use_are_named_with_the_first_event() -> None:
+    buffer, chunk = StreamBuffer(), TokenChunk((1,), "a")
+    answer = Answer(buffer, None, begun={0: ()}, usage=Usage(7, 0), ignored=("x",), clock=lambda: 0.0)
+    answer.take([Ready((), 0.0, 0.0)])
+    answer.take([chunk])
+    assert await buffer.get() == [FieldsIgnored(("x",)), chunk]
+    answer.take([chunk])
+    assert await buffer.get() == [chunk]
+
+
 def test_gaps_count_from_when_tokens_were_ready_and_not_from_when_they_were_sent() -> None:
     gaps, now_s = Gaps(0.2), iter((1.0, 1.5))
-    answer = Answer(StreamBuffer(), None, begun={0: ()}, prompt_tokens=7, gaps=gaps, clock=partial(next, now_s))
+    answer = Answer(StreamBuffer(), None, begun={0: ()}, usage=Usage(7, 0), gaps=gaps, clock=partial(next, now_s))
     answer.take([TokenChunk((1,), "a")])
     answer.take([TokenChunk((2, 3), "bc", waited_s=0.2)])
     assert (gaps.count, gaps.over_limit) == (2, 0)
@@ -65,7 +84,7 @@ def test_gaps_count_from_when_tokens_were_ready_and_not_from_when_they_were_sent
 
 
 def test_a_choice_ends_once() -> None:
-    answer = Answer(StreamBuffer(), None, begun=dict.fromkeys(range(2), ()), prompt_tokens=7, clock=lambda: 0.0)
+    answer = Answer(StreamBuffer(), None, begun=dict.fromkeys(range(2), ()), usage=Usage(7, 0), clock=lambda: 0.0)
     answer.take([finished()])
     with pytest.raises(InternalError, match="choice 0"):
         answer.take([finished()])
@@ -74,7 +93,7 @@ def test_a_choice_ends_once() -> None:
 async def test_of_events_that_an_instance_may_not_send_nothing_is_passed_on() -> None:
     """Another one goes on from what the client has."""
     buffer = StreamBuffer()
-    answer = Answer(buffer, None, begun={0: (), 1: (9,)}, prompt_tokens=7, most_tokens=4, clock=lambda: 0.0)
+    answer = Answer(buffer, None, begun={0: (), 1: (9,)}, usage=Usage(7, 0), most_tokens=4, clock=lambda: 0.0)
     good = TokenChunk((1, 2), "a")
     answer.take([good])
     assert await buffer.get() == [good]
@@ -90,7 +109,7 @@ async def test_of_events_that_an_instance_may_not_send_nothing_is_passed_on() ->
 
 
 async def test_what_has_been_passed_on_is_known_per_choice_that_has_not_finished() -> None:
-    answer = Answer(StreamBuffer(), None, begun=dict.fromkeys(range(3), ()), prompt_tokens=7, clock=lambda: 0.0)
+    answer = Answer(StreamBuffer(), None, begun=dict.fromkeys(range(3), ()), usage=Usage(7, 0), clock=lambda: 0.0)
     assert answer.continued() == tuple(ContinuedChoice(choice, ()) for choice in range(3))
     answer.take([TokenChunk((1, 2), "a"), TokenChunk((2**32 - 1,), "b", 2), TokenChunk((3,), "c")])
     answer.take([TokenChunk((4,), "", 1), finished(1), TokenChunk((5,), "d", 2)])
@@ -105,7 +124,8 @@ async def test_a_tool_call_that_two_routers_read_is_one_call(cut: int) -> None:
     calls = []
     for begun, passed_on, text in (((), "", CALL[:cut]), ((1,), CALL[:cut], CALL[cut:])):
         buffer = StreamBuffer()
-        answer = Answer(buffer, calling, begun={0: begun}, passed_on={0: passed_on}, prompt_tokens=7, clock=lambda: 0.0)
+        reading = Reading(calling, passed_on={0: [passed_on] * len(begun)})
+        answer = Answer(buffer, reading, begun={0: begun}, usage=Usage(7, 0), clock=lambda: 0.0)
         assert answer.streamed_tokens == len(begun)
         answer.take([TokenChunk((len(begun) + 1,), text)])
         calls += [event.call for event in await buffer.get() if isinstance(event, ToolCallMade)]
@@ -118,9 +138,9 @@ async def test_a_tool_call_that_two_text_instances_wrote_is_one_call(cut: int) -
     buffer = StreamBuffer()
     answer = Answer(
         buffer,
-        Calling(CallSyntax.TAGGED, frozenset({"f"}), True),
+        Reading(Calling(CallSyntax.TAGGED, frozenset({"f"}), True)),
         begun=dict.fromkeys(range(1), ()),
-        prompt_tokens=7,
+        usage=Usage(7, 0),
         clock=lambda: 0.0,
     )
     answer.take([TokenChunk((1,), CALL[:cut])])

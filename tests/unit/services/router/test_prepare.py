@@ -1,17 +1,23 @@
+import json
 from collections.abc import Callable
-from typing import TypeVar
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import pytest
+from tokenizers import Tokenizer as Backend
 
+from tests.unit.tokens.test_reasoning import tokenizer
 from triptych.domain.chat import ChatRequest, MediaPart, Message, TextPart
 from triptych.domain.media import Modality
 from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
-from triptych.errors import InvalidMedia
+from triptych.errors import InvalidMedia, InvalidRequest
 from triptych.media.sniff import MediaLimits
-from triptych.services.router.prepare import ModelPrepare, SmallInline
+from triptych.services.router.prepare import AUTO, ModelPrepare, Prompted, SmallInline
 from triptych.testing.fakes import FAKE_MODEL
 from triptych.testing.model import fake_prompt_builder, fake_tokenizer
 from triptych.tokens.grammar import Grammars
+from triptych.tokens.template import ChatTemplate
+from triptych.tokens.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
@@ -73,3 +79,106 @@ def test_an_unsupported_modality_is_named(modality: Modality, message: str) -> N
     with pytest.raises(InvalidMedia, match=message) as refused:
         prepare(ChatRequest("request", "fake", (Message("user", parts),)), FAKE_MODEL)
     assert refused.value.param == "messages[0].content[1]"
+
+
+# --- reasoning and variables of the template --------------------------------------------------------------------------
+
+TEMPLATE = (
+    "{%- for m in messages -%}<{{ m.role }}> {% if m.reasoning_content %}<think> {{ m.reasoning_content }} </think> {% endif %}"
+    "{{ m.content }} <end> {%- endfor -%} <assistant>{% if enable_thinking %}<think>{% else %}{{ reasoning_effort }}{% endif %}"
+)
+JSON = SamplingParams(response_format=ResponseFormat(Grammar.JSON_OBJECT))
+
+
+def preparing(template: str = TEMPLATE, reasoning: str = AUTO) -> ModelPrepare:
+    builder = replace(fake_prompt_builder(), template=ChatTemplate(template, {}))
+    return ModelPrepare(builder, MediaLimits(), Grammars(tokenizer(marks=False)), reasoning)
+
+
+def prepared(prepare: ModelPrepare, *, kwargs: object = "", **more: object) -> Prompted:
+    written = json.dumps(kwargs) if kwargs else ""
+    fields: Any = {"separates_reasoning": True, **more}
+    return prepare(request("w5", template_kwargs=written, **fields), FAKE_MODEL)
+
+
+def test_reasoning_is_read_if_the_template_has_its_marks_and_the_caller_knows_it() -> None:
+    opened = prepared(preparing(), kwargs={"enable_thinking": True}).reading
+    assert opened is not None
+    assert opened.reasoning is not None
+    assert opened.reasoning.prompt_tail.endswith("<think>")
+    assert prepared(preparing()).reading is not None
+    for other in (
+        prepared(preparing(), separates_reasoning=False),
+        prepared(preparing(reasoning="none")),
+        prepared(preparing(TEMPLATE.replace("think>", "thing>"))),
+        preparing()(ChatRequest("id", "model", (), prompt="w5", separates_reasoning=True), FAKE_MODEL),
+    ):
+        assert other.reading is None
+
+
+def test_the_setting_names_a_syntax_that_the_template_does_not_have() -> None:
+    reading = prepared(preparing(reasoning="mistral")).reading
+    assert reading is not None
+    assert reading.reasoning is not None
+    assert reading.reasoning.syntax.name == "mistral"
+
+
+def test_marks_that_are_special_tokens_are_shown_and_other_special_tokens_are_not() -> None:
+    backend = Backend.from_str(fake_tokenizer().backend.to_str())
+    backend.add_special_tokens(["[THINK]", "[/THINK]", "[OTHER]"])
+    marked = Tokenizer(backend, special_tokens={}, eos_ids=frozenset())
+    builder = replace(fake_prompt_builder(), tokenizer=marked)
+    prepare = ModelPrepare(builder, MediaLimits(), Grammars(marked), "mistral")
+    answer = prepared(prepare)
+    assert answer.sampling.special_tokens
+    assert answer.reading is not None
+    assert answer.reading.reasoning is not None
+    assert answer.reading.reasoning.closing_id == marked.token_to_id("[/THINK]")
+    assert answer.reading.reasoning.hidden is not None
+    assert answer.reading.reasoning.hidden.sub("", "[THINK]a[OTHER]") == "[THINK]a"
+    asked = prepared(prepare, sampling=SamplingParams(special_tokens=True)).reading
+    assert asked is not None
+    assert asked.reasoning is not None
+    assert asked.reasoning.hidden is None
+
+
+def test_a_format_holds_after_reasoning_only_where_reasoning_is_separated() -> None:
+    assert prepared(preparing(), sampling=JSON, separates_reasoning=False).sampling == JSON
+    wanted = prepared(preparing(), sampling=JSON).sampling.response_format
+    assert wanted is not None
+    assert wanted.grammar is Grammar.LARK
+
+
+def test_variables_reach_the_template_and_those_that_it_lacks_are_named() -> None:
+    plain = prepared(preparing())
+    given = {"reasoning_effort": "w7", "enable_thinking": False, "other": 1}
+    answer = prepared(preparing(), kwargs=given)
+    assert answer.ignored == ("chat_template_kwargs.other",)
+    assert len(answer.token_ids) == len(plain.token_ids) + 1
+    assert prepared(preparing("{{ messages[0].content }}"), kwargs=given).ignored == (
+        "chat_template_kwargs.enable_thinking",
+        "chat_template_kwargs.other",
+        "reasoning_effort",
+    )
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [{"messages": []}, {"tools": []}, {"range": 1}, {"raise_exception": 1}, {"__class__": 1}, {"a b": 1}, [1]],
+    ids=str,
+)
+def test_variables_of_the_template_that_requests_must_not_set_are_refused(kwargs: object) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        prepared(preparing(), kwargs=kwargs)
+    assert refused.value.param == "chat_template_kwargs"
+
+
+def test_a_placeholder_in_a_variable_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="<image>"):
+        prepared(preparing(), kwargs={"reasoning_effort": "<image>"})
+
+
+def test_reasoning_of_earlier_turns_is_given_to_the_template() -> None:
+    turns = (Message("user", (TextPart("w5"),)), Message("assistant", (TextPart("w6"),), reasoning="w7"))
+    tokens = preparing()(ChatRequest("id", "model", turns), FAKE_MODEL).token_ids
+    assert fake_tokenizer().token_to_id("w7") in tokens

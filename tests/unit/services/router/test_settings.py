@@ -1,9 +1,12 @@
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 
 from triptych.runtime.settings import SettingsError
+from triptych.services.router.prepare import AUTO
 from triptych.services.router.settings import RouterSettings
+from triptych.tokens.reasoning import SYNTAXES
 
 
 def test_instances_are_a_list_in_the_environment_and_on_the_command_line() -> None:
@@ -74,3 +77,7 @@ def test_others_are_told_the_address_to_reach_it_at() -> None:
     assert RouterSettings.load(["--host", "::1"], {}).advertised(7) == "[::1]:7"
     anywhere = ["--host", "0.0.0.0", "--allow-network", "--pool-manager", "m:1", "--advertise", "me:9"]
     assert RouterSettings.load(anywhere, {}).advertised(7) == "me:9"
+
+
+def test_the_setting_for_reasoning_names_every_syntax() -> None:
+    assert get_args(get_type_hints(RouterSettings)["reasoning"]) == (AUTO, "none", *SYNTAXES)

@@ -20,6 +20,8 @@ class LetterDetokenizer:
     def flush(self) -> str:
         return ""
 
+    def show_special_tokens(self) -> None: ...
+
     def token_bytes(self, token_id: int) -> bytes:
         return chr(token_id).encode()
 
