@@ -98,6 +98,7 @@ lint: $(STAMP)  ## Check formatting, lint, strict types, import contracts, gener
 	$(BIN)/python -m scripts.dashboards --check
 	$(BIN)/python -m scripts.results --check
 	$(BIN)/python -m scripts.fidelity --check
+	$(BIN)/python -m scripts.request_fields --check
 	$(BIN)/python -m scripts.owners --check
 
 format: $(STAMP)  ## Format, and fix lint errors that can be fixed automatically

@@ -26,7 +26,15 @@ class Error(TypedDict):
 
 
 class PromptTokensDetails(TypedDict):
+    cached_tokens: Count
+    """Found in a prefix cache."""
     image_tokens: Count
+    audio_tokens: Count
+    video_tokens: Count
+
+
+class CompletionTokensDetails(TypedDict):
+    reasoning_tokens: Count
 
 
 class Usage(TypedDict):
@@ -34,6 +42,7 @@ class Usage(TypedDict):
     completion_tokens: Count
     total_tokens: Count
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
 
 class TopLogprob(TypedDict):
@@ -66,6 +75,9 @@ class AssistantMessage(TypedDict):
     role: Literal["assistant"]
     content: str | None
     refusal: None
+    reasoning: NotRequired[str]
+    reasoning_content: NotRequired[str]
+    """The same as reasoning."""
     tool_calls: NotRequired[list[ToolCall]]
 
 
@@ -92,6 +104,8 @@ class ToolCallDelta(ToolCall):
 class Delta(TypedDict, total=False):
     role: Literal["assistant"]
     content: str
+    reasoning: str
+    reasoning_content: str
     tool_calls: list[ToolCallDelta]
 
 

@@ -9,6 +9,7 @@ from triptych.domain.chat import Tokenized, ToolCall
 from triptych.domain.generation import (
     Alternative,
     ChoiceFinished,
+    Reasoned,
     TokenChunk,
     TokenLogprobs,
     ToolCallMade,
@@ -49,7 +50,13 @@ def usage_body(usage: Usage) -> api.Usage:
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.total_tokens,
-        "prompt_tokens_details": {"image_tokens": usage.image_tokens},
+        "prompt_tokens_details": {
+            "cached_tokens": usage.cached_tokens,
+            "image_tokens": usage.image_tokens,
+            "audio_tokens": usage.audio_tokens,
+            "video_tokens": usage.video_tokens,
+        },
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
     }
 
 
@@ -65,6 +72,8 @@ class Form(Protocol):
     def chunk(self, event: TokenChunk) -> bytes:
         """b"" if there is nothing to send yet: a character or a possible stop string is incomplete."""
         ...
+
+    def thought(self, event: Reasoned) -> bytes: ...
 
     def call(self, event: ToolCallMade) -> bytes: ...
 
@@ -117,6 +126,11 @@ class ChatForm:
         if self._logprobs:
             return self._chunk(event.choice, {"content": event.text}, self._logprobs_body(event.logprobs))
         return self._plain(event.choice, b'{"content":%b}' % json.dumps(event.text).encode())
+
+    def thought(self, event: Reasoned) -> bytes:
+        """By both names that clients read."""
+        text = json.dumps(event.text).encode()
+        return self._plain(event.choice, b'{"reasoning":%b,"reasoning_content":%b}' % (text, text))
 
     def call(self, event: ToolCallMade) -> bytes:
         """Sent in one piece: only a complete call can be recognised."""
@@ -189,6 +203,10 @@ class CompletionForm:
             return b""
         return self._chunk(self._choice(event.choice, event.text, event.logprobs, None))
 
+    def thought(self, event: Reasoned) -> bytes:
+        del event
+        raise AssertionError("reasoning is part of a raw prompt's text")
+
     def call(self, event: ToolCallMade) -> bytes:
         del event
         raise AssertionError("a raw prompt has no tools")
@@ -249,11 +267,15 @@ def _event(document: Mapping[str, object]) -> bytes:
 
 
 def _message(choice: WholeChoice) -> api.AssistantMessage:
-    """Content is null when there are tool calls and no text."""
-    if not choice.calls:
+    """Content is null when there are tool calls or reasoning, and no text."""
+    if not (choice.calls or choice.thoughts):
         return {"role": "assistant", "content": choice.text, "refusal": None}
-    calls = [_call(call) for call in choice.calls]
-    return {"role": "assistant", "content": choice.text or None, "refusal": None, "tool_calls": calls}
+    message: api.AssistantMessage = {"role": "assistant", "content": choice.text or None, "refusal": None}
+    if choice.thoughts:
+        message["reasoning"] = message["reasoning_content"] = choice.reasoning
+    if choice.calls:
+        message["tool_calls"] = [_call(call) for call in choice.calls]
+    return message
 
 
 def _call(call: ToolCall) -> api.ToolCall:

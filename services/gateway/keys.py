@@ -183,6 +183,10 @@ class Caller:
                 f"priority is {priority}, this key may use {self._least_priority} or more", param="priority"
             )
 
+    def allowed_priority(self, wanted: int) -> int:
+        """The priority that is nearest to the wanted one and allowed."""
+        return wanted if self._least_priority is None else max(wanted, self._least_priority)
+
     @property
     def has_token_limit(self) -> bool:
         return "tokens" in self._buckets

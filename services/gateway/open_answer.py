@@ -9,7 +9,9 @@ from triptych.domain.generation import (
     ChatEvent,
     ChatFinished,
     ChoiceFinished,
+    FieldsIgnored,
     FinishReason,
+    Reasoned,
     TokenChunk,
     TokenLogprobs,
     ToolCallMade,
@@ -25,6 +27,7 @@ class WholeChoice:
     """Choice as collected so far. ``logprobs`` has one entry per token if requested."""
 
     texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
     reason: FinishReason = FinishReason.STOP
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
@@ -32,6 +35,10 @@ class WholeChoice:
     @property
     def text(self) -> str:
         return "".join(self.texts)
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(self.thoughts)
 
 
 class OpenAnswer:
@@ -41,6 +48,8 @@ class OpenAnswer:
         self.request = request
         self._rest = events
         self._first: Sequence[ChatEvent] = ()
+        self.ignored = request.ignored
+        """Fields of the request without effect, once it has begun."""
         self.spent_tokens = 0
         """The answer's tokens so far; at the end the prompt's tokens too."""
         self.finished = False
@@ -48,6 +57,9 @@ class OpenAnswer:
     async def begin(self) -> None:
         """Wait for the first event. Raises the error that comes instead of it."""
         self._first = await _next(self._rest)
+        for event in self._first:
+            if isinstance(event, FieldsIgnored):
+                self.ignored = (*self.ignored, *event.names)
 
     async def aclose(self) -> None:
         await self._rest.aclose()
@@ -64,6 +76,8 @@ class OpenAnswer:
                         self.spent_tokens += len(event.token_ids)
                     case ChatFinished(usage=usage):
                         self.spent_tokens, self.finished = usage.total_tokens, True
+            if not self.request.includes_reasoning:
+                events = [event for event in events if not isinstance(event, Reasoned)]
             yield events
             if events and isinstance(events[-1], ChatFinished):
                 return
@@ -79,6 +93,8 @@ class OpenAnswer:
                         case TokenChunk():
                             choices[event.choice].texts.append(event.text)
                             choices[event.choice].logprobs += event.logprobs
+                        case Reasoned():
+                            choices[event.choice].thoughts.append(event.text)
                         case ToolCallMade():
                             choices[event.choice].calls.append(event.call)
                         case ChoiceFinished():

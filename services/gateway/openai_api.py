@@ -7,6 +7,7 @@ import hashlib
 import json
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -14,7 +15,17 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails, from_json
 
-from triptych.domain.chat import ANY_TOOL, MediaPart, Message, Part, SpeakerRole, TextPart, ToolCall, ToolChoice
+from triptych.domain.chat import (
+    ANY_TOOL,
+    MAX_TEMPLATE_KWARGS_CHARS,
+    MediaPart,
+    Message,
+    Part,
+    SpeakerRole,
+    TextPart,
+    ToolCall,
+    ToolChoice,
+)
 from triptych.domain.lora import LoadLora
 from triptych.domain.media import Modality
 from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
@@ -35,11 +46,13 @@ from .openai_models import (
     ResponseFormatObject,
     ResponseFormatSchema,
     SamplingFields,
+    StreamOptions,
     TokenizeRequest,
     UnloadLoraRequest,
 )
 from .openai_parts import ApiAudioPart, ApiAudioUrlPart, ApiImagePart, ApiMediaPart, ApiTextPart, ApiVideoPart
-from .openai_tools import ApiNamedTool, ApiToolChoice
+from .openai_tools import ApiFunction, ApiNamedTool, ApiToolChoice
+from .request_fields import On, is_ignored
 
 MAX_PARTS = 4096
 """Limit over all messages of a request, so that their number is bounded too, not only their bytes."""
@@ -49,7 +62,18 @@ MAX_PARAM_STEP_CHARS = 60
 _JSON_WORDS = {"model_type": "must be an object", "list_type": "must be an array"}
 _REFUSED_WITH_REASON = ("missing", "part_type")
 
+_LEAST_MESSAGE = frozenset({"role", "content"})
+_MESSAGE = ApiAssistantMessage.model_fields.keys() | ApiToolMessage.model_fields.keys()
+_ITEM = frozenset({"url", "data"})
+_FUNCTION = frozenset(ApiFunction.model_fields)
+_NESTED = {"stream_options": frozenset(StreamOptions.model_fields), "structured_outputs": {"json", "json_object"}}
+_JSON_SCHEMA = frozenset({"name", "schema"})
+_SERVED: Mapping[type[Generation], AbstractSet[str]] = {
+    model: frozenset(model.model_fields) for model in (ChatCompletionRequest, CompletionRequest)
+}
+
 ModelT = TypeVar("ModelT", bound=Api)
+GenerationT = TypeVar("GenerationT", bound=Generation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +103,15 @@ class ParsedRequest:
     tool_choice: ToolChoice = ANY_TOOL
     cache_salt: str = ""
     priority: int = 0
+    service_tier: str = ""
+    """The tier, where it decides on the priority."""
+    template_kwargs: str = ""
+    """Further variables of the chat template, a JSON object; empty for none."""
+    separates_reasoning: bool = False
+    includes_reasoning: bool = True
+    """Whether reasoning that is separated is part of the answer."""
+    ignored: tuple[str, ...] = ()
+    """Fields without effect."""
     remote: tuple[Remote, ...] = ()
     fields: Mapping[str, str] = field(default_factory=dict)
     """Fields that hold the media parts, by part: the router's errors name only the part."""
@@ -104,7 +137,7 @@ def parse_chat(body: bytes | bytearray, max_item_bytes: int) -> ParsedRequest:
 
 
 def _chat(extracted: ExtractedBody, max_item_bytes: int) -> ParsedRequest:
-    request = _read(extracted.rest, ChatCompletionRequest)
+    request, ignored = _read_generation(extracted.rest, ChatCompletionRequest, On.CHAT)
     if request.top_logprobs and not request.logprobs:
         raise InvalidRequest("top_logprobs: needs logprobs to be true", param="top_logprobs")
     messages, remote, fields = _messages(request.messages, max_item_bytes, extracted)
@@ -114,7 +147,7 @@ def _chat(extracted: ExtractedBody, max_item_bytes: int) -> ParsedRequest:
     return ParsedRequest(
         model=request.model,
         messages=messages,
-        sampling=_sampling(request, limit, logprobs, _response_format(request.response_format)),
+        sampling=_sampling(request, limit, logprobs),
         stream=bool(request.stream),
         include_usage=bool(request.stream_options and request.stream_options.include_usage),
         tools=json.dumps([tool.model_dump(exclude_none=True) for tool in shown_tools], ensure_ascii=False)
@@ -123,6 +156,11 @@ def _chat(extracted: ExtractedBody, max_item_bytes: int) -> ParsedRequest:
         tool_choice=_tool_choice(request.tool_choice, parallel=request.parallel_tool_calls is not False),
         cache_salt=request.cache_salt or "",
         priority=request.priority or 0,
+        service_tier=_service_tier(request),
+        template_kwargs=_template_kwargs(request),
+        separates_reasoning=request.separate_reasoning is not False,
+        includes_reasoning=request.include_reasoning is not False,
+        ignored=ignored,
         remote=remote,
         fields=fields,
     )
@@ -131,18 +169,20 @@ def _chat(extracted: ExtractedBody, max_item_bytes: int) -> ParsedRequest:
 def parse_completion(body: bytes | bytearray, max_item_bytes: int) -> ParsedRequest:
     """Parse the body of a plain completion. Raises InvalidRequest."""
     del max_item_bytes  # a raw prompt has no media
-    request = _read(body, CompletionRequest)
+    request, ignored = _read_generation(body, CompletionRequest, On.COMPLETIONS)
     if request.best_of is not None and request.best_of not in (1, request.n):
         raise InvalidRequest("best_of: this is not supported; leave it out", param="best_of")
     return ParsedRequest(
         model=request.model,
         messages=(),
         prompt=request.prompt,
-        sampling=_sampling(request, request.max_tokens, request.logprobs, None),
+        sampling=_sampling(request, request.max_tokens, request.logprobs),
         stream=bool(request.stream),
         include_usage=bool(request.stream_options and request.stream_options.include_usage),
         cache_salt=request.cache_salt or "",
         priority=request.priority or 0,
+        service_tier=_service_tier(request),
+        ignored=ignored,
     )
 
 
@@ -195,6 +235,18 @@ def _with_blobs(
 
 
 def _read(body: bytes | bytearray, model: type[ModelT]) -> ModelT:
+    return _validated(_document(body), model)
+
+
+def _read_generation(
+    body: bytes | bytearray, model: type[GenerationT], route: On
+) -> tuple[GenerationT, tuple[str, ...]]:
+    """The request, and its fields without effect."""
+    document = _document(body)
+    return _validated(document, model), tuple(sorted(set(_ignored(document, model, route))))
+
+
+def _document(body: bytes | bytearray) -> dict[str, Any]:
     body = body.removeprefix(BOM_UTF8)
     if len(body) > MAX_JSON_BYTES:
         raise RequestTooLarge(f"the body has {len(body)} bytes without its media, the limit is {MAX_JSON_BYTES}")
@@ -205,10 +257,42 @@ def _read(body: bytes | bytearray, model: type[ModelT]) -> ModelT:
     if not isinstance(document, dict):
         raise InvalidRequest("the body must be a JSON object")
     _check_parts(document.get("messages"))
+    return document
+
+
+def _validated(document: dict[str, Any], model: type[ModelT]) -> ModelT:
     try:
         return model.model_validate(document)
     except ValidationError as error:
         raise _translate(error.errors(include_url=False, include_context=False)[0]) from None
+
+
+def _ignored(document: dict[str, Any], model: type[Generation], route: On) -> Iterator[str]:
+    """Fields of a valid document that have no effect. Raises InvalidRequest for those that are refused."""
+    yield from _others(document, _SERVED[model], "", route)
+    for message in document.get("messages", ()):
+        if message.keys() != _LEAST_MESSAGE:
+            yield from _others(message, _MESSAGE, "messages[].", route)
+        content = message.get("content")
+        for part in content if isinstance(content, list) else ():
+            kind = part["type"]
+            if len(part) > len(("type", kind)):
+                yield from _others(part, {"type", kind}, "messages[].content[].", route)
+            if kind != "text" and len(part[kind]) > 1:
+                yield from _others(part[kind], _ITEM, f"messages[].content[].{kind}.", route)
+    for tool in document.get("tools") or ():
+        yield from _others(tool["function"], _FUNCTION, "tools[].function.", route)
+    for name, served in _NESTED.items():
+        if given := document.get(name):
+            yield from _others(given, served, f"{name}.", route)
+    if (wanted := document.get("response_format")) and wanted.get("json_schema"):
+        yield from _others(wanted["json_schema"], _JSON_SCHEMA, "response_format.json_schema.", route)
+
+
+def _others(given: dict[str, Any], served: AbstractSet[str], path: str, route: On) -> Iterator[str]:
+    for name in given.keys() - served:
+        if is_ignored(path + name, given[name], route):
+            yield path + name
 
 
 def _check_parts(messages: object) -> None:
@@ -265,7 +349,10 @@ def _messages(
             parts.append(read_part)
         tool_calls = tuple([ToolCall(call.id, call.function.name, call.function.arguments) for call in calls])
         answered = message.tool_call_id if isinstance(message, ApiToolMessage) else ""
-        messages.append(Message(role, tuple(parts), tool_calls, answered))
+        reasoning = ""
+        if isinstance(message, ApiAssistantMessage):
+            reasoning = message.reasoning or message.reasoning_content or ""
+        messages.append(Message(role, tuple(parts), tool_calls, answered, reasoning))
     return tuple(messages), tuple(remote), fields
 
 
@@ -325,6 +412,47 @@ def _max_tokens(old: int | None, new: int | None) -> int | None:
     return old if new is None else new
 
 
+def _service_tier(request: Generation) -> str:
+    return "" if request.priority is not None else request.service_tier or ""
+
+
+def _template_kwargs(request: ChatCompletionRequest) -> str:
+    if request.chat_template_kwargs is None and request.reasoning_effort is None:
+        return ""
+    given = dict(request.chat_template_kwargs or {})
+    if request.reasoning_effort is not None:
+        given.setdefault("reasoning_effort", request.reasoning_effort)
+    written = json.dumps(given, ensure_ascii=False) if given else ""
+    if len(written) > MAX_TEMPLATE_KWARGS_CHARS:
+        message = f"chat_template_kwargs: {len(written)} characters, the limit is {MAX_TEMPLATE_KWARGS_CHARS}"
+        raise InvalidRequest(message, param="chat_template_kwargs")
+    return written
+
+
+def _format(request: Generation) -> ResponseFormat | None:
+    """What the answer must match, by whichever field asks for it."""
+    if request.structured_outputs is None and request.guided_json is None:
+        return _response_format(request.response_format)
+    formats = {"response_format": _response_format(request.response_format)}
+    if (outputs := request.structured_outputs) is not None:
+        formats["structured_outputs"] = _json_schema(outputs.json_schema)
+        if outputs.json_object:
+            formats["structured_outputs.json_object"] = ResponseFormat(Grammar.JSON_OBJECT)
+    formats["guided_json"] = _json_schema(request.guided_json)
+    given = {name: wanted for name, wanted in formats.items() if wanted is not None}
+    if len(given) > 1:
+        raise InvalidRequest(f"{' and '.join(given)} exclude each other", param=next(iter(given)))
+    return next(iter(given.values()), None)
+
+
+def _json_schema(schema: dict[str, Any] | str | None) -> ResponseFormat | None:
+    if schema is None:
+        return None
+    return ResponseFormat(
+        Grammar.JSON_SCHEMA, schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)
+    )
+
+
 def _response_format(given: ApiResponseFormat | None) -> ResponseFormat | None:
     match given:
         case ResponseFormatObject():
@@ -333,13 +461,11 @@ def _response_format(given: ApiResponseFormat | None) -> ResponseFormat | None:
             if wanted.json_schema is None:
                 param = "response_format.json_schema.schema"
                 raise InvalidRequest(f"{param}: Field required", param=param)
-            return ResponseFormat(Grammar.JSON_SCHEMA, json.dumps(wanted.json_schema, ensure_ascii=False))
+            return _json_schema(wanted.json_schema)
     return None
 
 
-def _sampling(
-    request: Generation, max_tokens: int | None, logprobs: int | None, response_format: ResponseFormat | None
-) -> SamplingParams:
+def _sampling(request: Generation, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
     given: dict[str, Any] = {}
     for name in SamplingFields.model_fields.keys() & request.model_fields_set:
         value = getattr(request, name)
@@ -349,5 +475,6 @@ def _sampling(
             given[name] = tuple((int(token), bias) for token, bias in value.items())
         elif value is not None:
             given[name] = value
-    given["max_tokens"], given["logprobs"], given["response_format"] = max_tokens, logprobs, response_format
+    given["max_tokens"], given["logprobs"], given["response_format"] = max_tokens, logprobs, _format(request)
+    given["special_tokens"] = request.skip_special_tokens is False
     return SamplingParams(**given)

@@ -3,8 +3,7 @@
 import json
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler
-from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+from pydantic import BaseModel, ConfigDict
 
 _INT64 = 2**63
 _SHOWN_CHARS = 60
@@ -27,27 +26,6 @@ def shown(value: object) -> str:
     if isinstance(value, str) and len(value) > _SHOWN_CHARS:
         return json.dumps(value[:_SHOWN_CHARS]) + f"... of {len(value)} characters"
     return json.dumps(value, default=str)
-
-
-class Unless:
-    """Accepts only values with no effect, for fields that are not supported."""
-
-    def __init__(self, *harmless: object, hint: str = "this is not supported; leave it out") -> None:
-        self._harmless = harmless
-        self._hint = hint
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        del source, handler
-        return core_schema.no_info_plain_validator_function(self._check)
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        del schema, handler
-        return {"enum": list(self._harmless), "description": self._hint}
-
-    def _check(self, value: object) -> object:
-        if not any(type(value) is type(harmless) and value == harmless for harmless in self._harmless):
-            raise PydanticCustomError("unsupported", "{hint}", {"hint": self._hint})
-        return value
 
 
 def type_tag(value: Any) -> str:

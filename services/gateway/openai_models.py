@@ -1,12 +1,12 @@
 """The request bodies of the gateway, field by field. ``/openapi.json`` is derived from these classes.
 
-Unknown fields are ignored, as clients keep adding fields. Known fields that are not supported and would change the
-answer are refused by name, unless their value has no effect (``tools: []``, ``echo: false``).
+Other fields are those of ``request_fields``.
 """
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, FailFast, Field, Tag, create_model
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Discriminator, FailFast, Field, Tag, create_model
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
@@ -16,9 +16,10 @@ from triptych.domain.chat import PRIORITY
 from triptych.domain.lora import MAX_NAME
 from triptych.domain.sampling import BIAS, PARAMETERS, Parameter
 
-from .openai_fields import Api, Unless, shown, type_tag
+from .openai_fields import Api, shown, type_tag
 from .openai_parts import ApiContent
 from .openai_tools import MAX_CALL_ID_CHARS, ApiToolCalls, ApiToolChoice, ApiTools
+from .request_fields import On, refused_properties
 
 MAX_SALT_CHARS = 256
 MAX_MESSAGES = 4096
@@ -45,8 +46,10 @@ class ApiAssistantMessage(Api):
     """Required unless there are tool_calls."""
     tool_calls: ApiToolCalls | None = None
     """Accepted if the model's chat template supports tool calls, else refused."""
-    function_call: Annotated[object, Unless(None)] = None
-    audio: Annotated[object, Unless(None)] = None
+    reasoning: str | None = None
+    """What the model thought before it answered: shown to it if its chat template does so."""
+    reasoning_content: str | None = None
+    """The same by its other name."""
 
 
 class ApiToolMessage(Api):
@@ -124,6 +127,15 @@ ApiResponseFormat = Annotated[
 ]
 
 
+class ApiStructuredOutputs(Api):
+    json_schema: dict[str, Any] | str | None = Field(default=None, alias="json")
+    """The JSON Schema that the answer must match, also as text."""
+    json_object: bool | None = None
+
+
+ServiceTier = Literal["auto", "default", "flex", "scale", "priority"]
+
+
 def _as_list(value: object) -> object:
     if value is None or value == "":  # forms send an empty field so
         return []
@@ -168,8 +180,8 @@ def _field(row: Parameter) -> Any:
 
 
 TopLogprobs = Annotated[int, _limits(PARAMETERS["logprobs"].bound)]
-_OWN_FORM = frozenset({"logprobs", "response_format"})
-"""Parameters whose fields differ between chat and plain completions."""
+_OWN_FORM = frozenset({"logprobs", "response_format", "special_tokens"})
+"""Parameters whose fields differ from their rows, or between chat and plain completions."""
 
 if TYPE_CHECKING:
 
@@ -190,14 +202,25 @@ else:
     )
 
 
+def _add_properties(route: On, schema: dict[str, Any]) -> None:
+    schema["properties"] |= refused_properties(route)
+
+
 class Generation(SamplingFields):
     """Fields shared by chat and plain completions. Extensions to OpenAI's API use the names common among other servers."""
 
     model: str
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = None
-    """Accepted and ignored."""
+    skip_special_tokens: bool | None = None
+    """Whether special tokens are left out of the text. The default is true."""
+    response_format: ApiResponseFormat | None = None
+    structured_outputs: ApiStructuredOutputs | None = None
+    """As response_format, in vLLM's form."""
+    guided_json: dict[str, Any] | str | None = None
+    """As structured_outputs.json."""
+    service_tier: ServiceTier | None = None
+    """A priority, if none is given: flex goes after others, priority before them if the key allows it."""
     priority: int | None = Field(default=None, ge=PRIORITY.low, le=PRIORITY.high)
     """Lower values are served first; equal ones by the time they have left (x-request-timeout). The default is 0."""
     cache_salt: str | None = Field(default=None, min_length=1, max_length=MAX_SALT_CHARS)
@@ -207,12 +230,21 @@ class Generation(SamplingFields):
 class ChatCompletionRequest(Generation):
     """``POST /v1/chat/completions``."""
 
+    model_config = ConfigDict(json_schema_extra=partial(_add_properties, On.CHAT))
+
     messages: ApiMessages
     max_completion_tokens: int | None = Field(default=None, ge=1, le=MAX_INT31)
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
     """Needs ``logprobs``."""
-    response_format: ApiResponseFormat | None = None
+    reasoning_effort: Annotated[str, Field(max_length=32)] | float | None = None
+    """A variable of the chat template, if it has one of this name."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Variables of the chat template."""
+    include_reasoning: bool | None = None
+    """Whether the answer has its reasoning. The default is true."""
+    separate_reasoning: bool | None = None
+    """Whether reasoning is apart from the content. The default is true."""
     tools: ApiTools | None = None
     """Shown to the model if its chat template supports tools, else refused."""
     tool_choice: ApiToolChoice | None = None
@@ -220,12 +252,6 @@ class ChatCompletionRequest(Generation):
     name of the one to call."""
     parallel_tool_calls: bool | None = None
     """Whether one answer may contain several calls. The default is true."""
-    functions: Annotated[object, Unless(None, [])] = None
-    function_call: Annotated[object, Unless(None, "none", "auto")] = None
-    modalities: Annotated[object, Unless(None, [], ["text"])] = None
-    audio: Annotated[object, Unless(None)] = None
-    prediction: Annotated[object, Unless(None)] = None
-    web_search_options: Annotated[object, Unless(None)] = None
 
 
 def _one_prompt(value: object) -> object:
@@ -246,10 +272,10 @@ Prompt = Annotated[
 class CompletionRequest(Generation):
     """``POST /v1/completions``: a raw prompt, without the chat template."""
 
+    model_config = ConfigDict(json_schema_extra=partial(_add_properties, On.COMPLETIONS))
+
     prompt: Prompt
     logprobs: TopLogprobs | None = None
-    echo: Annotated[object, Unless(None, False)] = None
-    suffix: Annotated[object, Unless(None, "")] = None
     best_of: int | None = None
     """Only without effect: 1, or as many as n."""
 

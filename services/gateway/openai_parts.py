@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Discriminator, FailFast, Field, Tag
+from pydantic import BeforeValidator, Discriminator, FailFast, Tag
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
 
@@ -33,8 +33,6 @@ class ApiTextPart(Api):
 class ApiImageUrl(Api):
     url: str
     """A data: URL, or an https: or http: URL that the server fetches."""
-    detail: str | None = Field(default=None, max_length=32)
-    """Accepted and ignored: the model's own processor decides the resolution."""
 
 
 class ApiImagePart(Api):
@@ -64,8 +62,6 @@ class ApiAudioUrlPart(Api):
 class ApiInputAudio(Api):
     data: str
     """The file in base64, or as a data: URL."""
-    format: str | None = Field(default=None, max_length=32)
-    """Accepted and ignored: the format is detected from the bytes."""
 
 
 class ApiAudioPart(Api):

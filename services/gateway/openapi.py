@@ -18,6 +18,7 @@ from .openai_models import (
     TokenizeRequest,
     UnloadLoraRequest,
 )
+from .request_fields import HEADER
 
 READINESS = TypeAdapter(Readiness)
 TIMELINE = TypeAdapter(Timeline)
@@ -56,6 +57,9 @@ _HEADERS = [
         "description": "Seconds that the request may take.",
     },
 ]
+_IGNORED = {
+    HEADER: {"schema": {"type": "string"}, "description": "Fields of the request that had no effect, if there are any."}
+}
 _CLOSED = {
     "400": "The request is invalid; param names the field.",
     "401": "A valid API key is needed.",
@@ -145,7 +149,7 @@ def _post(name: str, request: str, answer: str, description: str, *, chunk: str 
         "operationId": name,
         "parameters": _HEADERS,
         "requestBody": {"required": True, "content": {"application/json": {"schema": _ref(request)}}},
-        "responses": {"200": good, **_errors(tuple(_CLOSED))},
+        "responses": {"200": good | ({"headers": _IGNORED} if chunk else {}), **_errors(tuple(_CLOSED))},
     }
 
 

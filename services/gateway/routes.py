@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 
@@ -12,14 +12,22 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from triptych.domain.generation import ChatEvent, ChatFinished, ChoiceFinished, TokenChunk, ToolCallMade
+from triptych.domain.generation import (
+    ChatEvent,
+    ChatFinished,
+    ChoiceFinished,
+    FieldsIgnored,
+    Reasoned,
+    TokenChunk,
+    ToolCallMade,
+)
 from triptych.errors import Overloaded, RequestTooLarge, TriptychError
 from triptych.ports import Clock
 from triptych.runtime.metrics import Metrics
 from triptych.runtime.telemetry import Telemetry
 
 from . import answer_types as api
-from . import edge
+from . import edge, request_fields
 from .answers import (
     DONE,
     ChatForm,
@@ -179,10 +187,11 @@ class Exchange:
     streaming: bool = False
     """The 200 of a stream has been sent: errors are reported in the stream from here on."""
 
-    async def answer(self, body: object) -> None:
+    async def answer(self, body: object, ignored: Sequence[str] = ()) -> None:
         """Send a whole answer as JSON. Raises DeadlineExceeded instead after the deadline."""
         self.lifetime.check()
-        await JSONResponse(body)(self.scope, self.receive, self.send)
+        headers = {request_fields.HEADER: request_fields.header_of(ignored)} if ignored else None
+        await JSONResponse(body, headers=headers)(self.scope, self.receive, self.send)
 
 
 Respond = Callable[[Exchange, ParsedRequest], Awaitable[None]]
@@ -243,7 +252,7 @@ class Generate:
             if request.stream:
                 await _stream(exchange, form, answer)
             else:
-                await exchange.answer(form.whole(*await answer.collect()))
+                await exchange.answer(form.whole(*await answer.collect()), answer.ignored)
 
 
 class Tokenize:
@@ -261,7 +270,10 @@ class Tokenize:
 async def _stream(exchange: Exchange, form: Form, answer: OpenAnswer) -> None:
     """Send server-sent events. A stream that fails ends without [DONE]. Raises DeadlineExceeded instead of beginning after the deadline."""
     exchange.lifetime.check()
-    await exchange.send({"type": "http.response.start", "status": 200, "headers": list(_STREAM_HEADERS)})
+    headers = list(_STREAM_HEADERS)
+    if answer.ignored:
+        headers.append((request_fields.HEADER.encode(), request_fields.header_of(answer.ignored).encode()))
+    await exchange.send({"type": "http.response.start", "status": 200, "headers": headers})
     exchange.streaming = True
     exchange.scope["state"][FILLER] = _COMMENT
     # Each write is a system call and wakes the client: events that arrive together are sent together.
@@ -284,7 +296,11 @@ def _encode_event(form: Form, event: ChatEvent) -> bytes:
             return form.chunk(event)
         case ToolCallMade():
             return form.call(event)
+        case Reasoned():
+            return form.thought(event)
         case ChoiceFinished():
             return form.finish(event)
         case ChatFinished():
             return form.usage(event.usage)
+        case FieldsIgnored():
+            return b""

@@ -43,6 +43,9 @@ _TIMELINE_S = 1.0
 _LORA_FIELDS = {"name": "lora_name", "directory": "lora_path"}
 """Fields of orders as the body names them."""
 
+_TIERS = {"flex": 1, "priority": -1}
+"""Priorities of tiers; 0 of others."""
+
 Parse = Callable[[bytearray, int], ParsedRequest]
 """(body, largest item in bytes) -> the request. Raises InvalidRequest or InvalidMedia."""
 
@@ -138,6 +141,7 @@ class Gateway:
         """Call the router and wait for the first event; leaving the context cancels the request. The caller is charged
         for what was computed, even if it left early or timed out. Raises the error that comes instead of a first event, or RateLimited.
         """
+        request = _by_tier(request, caller)
         caller.check_priority(request.priority)
         chat_request = self._to_router(request_id, request, caller, timeout_s)
         if caller.is_limited:
@@ -206,6 +210,8 @@ class Gateway:
             prompt=request.prompt,
             tools=request.tools,
             tool_choice=request.tool_choice,
+            template_kwargs=request.template_kwargs,
+            separates_reasoning=request.separates_reasoning,
             priority=request.priority,
             tenant=caller.tenant if caller.name else None,
             whole=not request.stream,
@@ -265,6 +271,17 @@ def _naming_fields(fields: Mapping[str, str]) -> Iterator[None]:
     except TriptychError as error:
         error.param = fields.get(error.param or "", error.param)
         raise
+
+
+def _by_tier(request: ParsedRequest, caller: Caller) -> ParsedRequest:
+    """The request with the priority of its tier, or the next one that its key allows."""
+    if not request.service_tier:
+        return request
+    wanted = _TIERS.get(request.service_tier, 0)
+    priority, ignored = caller.allowed_priority(wanted), request.ignored
+    if priority != wanted or request.service_tier == "scale":
+        ignored = (*ignored, "service_tier")
+    return replace(request, priority=priority, ignored=ignored)
 
 
 def _at_router(request_id: str, caller: Caller) -> str:

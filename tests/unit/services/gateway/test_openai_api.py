@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -139,7 +140,7 @@ def test_unsupported_parameters_are_refused_by_name(fields: dict[str, Any], para
     ],
 )
 def test_fields_with_neutral_values_change_nothing(fields: dict[str, Any]) -> None:
-    assert read(**fields) == read()
+    assert replace(read(**fields), ignored=()) == read()
 
 
 def test_values_at_the_edge_of_their_range_are_taken() -> None:

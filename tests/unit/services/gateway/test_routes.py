@@ -63,7 +63,8 @@ async def test_a_completion_has_the_full_text_and_the_usage(rest: Rest, router: 
             "prompt_tokens": 19,
             "completion_tokens": 3,
             "total_tokens": 22,
-            "prompt_tokens_details": {"image_tokens": 16},
+            "prompt_tokens_details": {"cached_tokens": 0, "image_tokens": 16, "audio_tokens": 0, "video_tokens": 0},
+            "completion_tokens_details": {"reasoning_tokens": 0},
         },
     }
 

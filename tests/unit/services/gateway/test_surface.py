@@ -180,7 +180,8 @@ async def test_a_completion_continues_a_raw_prompt(rest: Rest, router: FakeRoute
             "prompt_tokens": 19,
             "completion_tokens": 3,
             "total_tokens": 22,
-            "prompt_tokens_details": {"image_tokens": 16},
+            "prompt_tokens_details": {"cached_tokens": 0, "image_tokens": 16, "audio_tokens": 0, "video_tokens": 0},
+            "completion_tokens_details": {"reasoning_tokens": 0},
         },
     }
     assert (router.requests[0].prompt, router.requests[0].messages) == ("Once", ())

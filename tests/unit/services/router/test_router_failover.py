@@ -51,7 +51,7 @@ from triptych.virtual.world import virtual_world
 
 TEMPLATE = (
     "{%- if tools -%}{{ tools | tojson }} <tool_call>{...}</tool_call>{%- endif -%}"
-    "{%- for message in messages -%}{{ message.content }}{%- endfor -%}"
+    "{%- for message in messages -%}{{ (message.content | string).split('</think>')[-1] }}{%- endfor -%}"
 )
 BUILDER = PromptBuilder.load(ModelFiles.load(MODEL_DIR))
 BUILDER = replace(BUILDER, template=ChatTemplate(TEMPLATE, {}, placeholders=BUILDER.targets))
@@ -144,6 +144,11 @@ class Site:
             self.on_cut()
         return is_cut
 
+    @property
+    def scripts(self) -> Sequence[str]:
+        assert isinstance(self.text, ScriptedText)
+        return self.text.scripts
+
     def refuse_all(self) -> None:
         for client in self.clients:
             client.refused, client.connected = True, False
@@ -223,6 +228,8 @@ CASES: dict[str, tuple[Sequence[str], dict[str, Any]]] = {
         [f"{CALL % 'a'}{CALL % 'b'}"],
         {"tools": TOOLS, "tool_choice": ToolChoice(parallel=False)},
     ),
+    "reasoning and a tool call": ([f"<think>\nso {CALL % 'a'}\n</think>\n\nyes {CALL % 'b'}"], {"tools": TOOLS}),
+    "reasoning that is cut off": (["<think> one two </thi"], {}),
     "what is no call": (["so <tool_call> x"], {"tools": TOOLS}),
     "tool calls in choices": ([CALL % "a", "no call", CALL % "c"], {"tools": TOOLS, "n": 3}),
 }
@@ -260,11 +267,16 @@ async def by_rest(made: Site, options: dict[str, Any]) -> tuple[Any, int]:
     for chunk in map(json.loads, lines):
         usage = chunk.get("usage") or usage
         for part in chunk["choices"]:
-            choice = told.setdefault(part["index"], {"text": "", "calls": [], "logprobs": [], "reasons": []})
+            choice = told.setdefault(
+                part["index"], {"text": "", "thought": "", "calls": [], "logprobs": [], "reasons": []}
+            )
             choice["text"] += part["delta"].get("content") or ""
+            choice["thought"] += part["delta"].get("reasoning") or ""
             choice["calls"] += [{**call, "id": ""} for call in part["delta"].get("tool_calls") or ()]
             choice["logprobs"] += (part.get("logprobs") or {}).get("content") or ()
             choice["reasons"] += [part["finish_reason"]] if part["finish_reason"] else []
+    thought = any(choice["thought"] for choice in told.values())
+    assert thought == (usage["completion_tokens_details"]["reasoning_tokens"] > 0) == ("<think>" in made.scripts[0])
     return (told, usage), usage["completion_tokens"]
 
 
