@@ -47,6 +47,7 @@ from triptych.services.text.service import LoadedText
 from triptych.services.text.servicer import TextServicer
 from triptych.services.text.settings import TextSettings
 from triptych.testing.fakes import FAKE_MODEL, FAKE_PLACEHOLDER_ID, FakeTextEngine
+from triptych.testing.loras import NoLoras
 from triptych.tokens.detokenize import IncrementalDetokenizer
 from triptych.tokens.grammar import Grammars
 from triptych.tokens.tokenizer import Tokenizer
@@ -87,7 +88,7 @@ class FixedLengthEngine(FakeTextEngine):
         return super().step()
 
 
-class TicketPrinter:
+class TicketPrinter(NoLoras):
     """``ports.Encoder`` that answers at once."""
 
     def __init__(self, instance_id: str) -> None:

@@ -125,6 +125,10 @@ class Batcher(Generic[PreparedT]):
         """Whether an item with this key is being prepared, waits or is being encoded."""
         return key in self._flights
 
+    def names_lora(self, digest: str) -> bool:
+        """Whether such an item names the LoRA adapter of this digest."""
+        return any(flight.info.lora == digest for flight in self._flights.values())
+
     def refuse_unbegun(self, error: TriptychError) -> None:
         """End the calls whose items are in no batch with this error."""
         for key in self.queue.unbegun:

@@ -83,4 +83,5 @@ async def build(
             states=states,
         )
         service.start(runs_batches=runs_batches)
+        await service.loras.load_at_start(settings.lora)
         yield BuiltEncoder(service, store, files)

@@ -105,7 +105,12 @@ def _load(settings: EncoderSettings, checkpoint: Checkpoint, decoding: "Decoding
         from triptych.engine.part_identity import part_identity
 
         engine = TransformersEncoderEngine(
-            checkpoint, model_id=model_id, compute=settings.compute, decoding=decoding, can_unload=can_unload
+            checkpoint,
+            model_id=model_id,
+            compute=settings.compute,
+            decoding=decoding,
+            loras=settings.lora_limits,
+            can_unload=can_unload,
         )
         identity = part_identity(checkpoint, ModelPart.ENCODER, settings.compute)
         return _Engine(engine, checkpoint.family, identity)

@@ -8,6 +8,7 @@ from typing import Generic
 from triptych.domain.embedding import EmbeddingIdentity, LeaseId, Ticket
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
 from triptych.domain.instance import InstanceInfo, InstanceLimits, InstanceLoad, ServedPart, StageLoad, TransportOffer
+from triptych.domain.lora import LoadedLora, LoadLora
 from triptych.domain.media import digest_of
 from triptych.domain.profile import ProfileIdentity
 from triptych.domain.stage import Role, Stage
@@ -26,6 +27,7 @@ from triptych.machine.stage_states import StageStates
 from triptych.ports import EncoderEngine, Offload, PreparedT
 from triptych.runtime.batch_limits import LiveLimits
 from triptych.runtime.hinted_load import watch_with_hints
+from triptych.runtime.loras import Loras
 from triptych.runtime.watched_value import WatchedValue
 from triptych.runtime.world import World
 from triptych.transport.arena_store import ArenaStore, checked_lease_s
@@ -101,6 +103,18 @@ class EncoderService(Generic[PreparedT]):
             published=self.published,
             on_encoded=(lambda *_: None) if files is None else files.keep,
         )
+        self.loras = Loras(
+            loaded.engine.loras,
+            loaded.engine.model.model_id,
+            settings.lora_limits,
+            root=settings.lora_root,
+            between=loaded.compute.run,
+            is_used=self._batcher.names_lora,
+            reading=copy,
+            scope=world.scope,
+            load=self._watched_load,
+        )
+        """For reading, and to load at start."""
         self.live_limits = LiveLimits((self,), self._watched_load.notify)
         """Of an encoder in an instance of other stages, those of the whole instance count."""
         self._received_bytes = 0
@@ -164,6 +178,12 @@ class EncoderService(Generic[PreparedT]):
     async def release(self, lease_ids: Sequence[LeaseId]) -> None:
         self._store.release(lease_ids)
 
+    async def load_lora(self, order: LoadLora) -> LoadedLora:
+        return await self.loras.order(order)
+
+    async def unload_lora(self, name: str) -> None:
+        self.loras.unload(name)
+
     def watch_load(self) -> AsyncGenerator[InstanceLoad]:
         return watch_with_hints(self._watched_load, self.hints())
 
@@ -177,7 +197,7 @@ class EncoderService(Generic[PreparedT]):
         served = None if self._states is None else self._served
         encode = StageLoad(queue.pending_tokens, queue.pending_items, self._store.memory.leased_bytes, served=served)
         stages = {Stage.ENCODE: encode} if self._is_open else {}
-        return InstanceLoad(stages, self._draining, limits=self.live_limits.report())
+        return InstanceLoad(stages, self._draining, limits=self.live_limits.report(), loras=self.loras.loaded)
 
     @property
     def batch_limits(self) -> InstanceLimits:
@@ -247,6 +267,7 @@ class EncoderService(Generic[PreparedT]):
             raise _closed()
         if request.model != self._engine.model.model_id:
             raise ModelNotFound(f"this encoder serves {self._engine.model.model_id!r}, not {request.model!r}")
+        self.loras.check(request.info.lora)
         nbytes, settings = len(request.media), self._settings
         if nbytes > settings.max_item_bytes:
             raise RequestTooLarge(f"item {request.item} has {nbytes} bytes, the limit is {settings.max_item_bytes}")
@@ -267,6 +288,7 @@ class EncoderService(Generic[PreparedT]):
             await self._files.restore(key)
         tokens = self._store.tokens(key)
         if tokens is None:
+            self.loras.check(request.info.lora)  # it may have been unloaded meanwhile
             return await self._batcher.encode(key, request)
         if tokens > request.tokens:
             raise too_many_tokens(tokens, request)

@@ -286,7 +286,7 @@ class LoadLoraRequest(Api):
     lora_name: str = Field(min_length=1, max_length=MAX_NAME)
     """Name of the model that the adapter is to be served as."""
     lora_path: str = Field(min_length=1, max_length=4096)
-    """Directory on the text instances, below their lora_root."""
+    """Directory on the instances, below their lora_root."""
     parent: str | None = None
     """The base model; needed where several are served."""
 

@@ -74,8 +74,9 @@ class ChatTask(RequestTask):
         new_lease: Callable[[], LeaseId],
         finds_prefixes: bool = False,
         lora: str = "",
+        encoded_lora: str = "",
     ) -> None:
-        """``rng`` draws a missing seed. ``lora`` is the digest of its adapter. ``finds_prefixes``: the prefix of the prompt is looked for at other instances."""
+        """``rng`` draws a missing seed. ``lora`` is the digest of its adapter, ``encoded_lora`` that of its items. ``finds_prefixes``: the prefix of the prompt is looked for at other instances."""
         listeners = attainment.listeners
         super().__init__(request, machine, cluster, clock, model=model, media_bytes=media_bytes, listeners=listeners)
         self.buffer = StreamBuffer(_WHOLE_S if request.whole else 0.0)
@@ -88,7 +89,7 @@ class ChatTask(RequestTask):
         self._rng = rng
         self._new_lease = new_lease
         self._finds_prefixes = finds_prefixes
-        self._lora = lora
+        self._lora, self._encoded_lora = lora, encoded_lora
         self._prompted: Prompted
         """Set by ``_prepare``."""
         self._sampling = request.sampling
@@ -142,7 +143,7 @@ class ChatTask(RequestTask):
         else:
             # Another text instance must be able to go on with the same draws.
             self._sampling = self._sampling.seeded(self._rng)
-            items = self._sharding(self._prompted.items)
+            items = self._sharding([item.with_lora(self._encoded_lora) for item in self._prompted.items])
             self._gaps, expected = self._attainment.prepared(
                 self.number,
                 arrived,

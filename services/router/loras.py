@@ -1,4 +1,4 @@
-"""Loads and unloads LoRA adapters at all text instances of a router."""
+"""Loads and unloads LoRA adapters at all instances of a router."""
 
 import asyncio
 import logging
@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from triptych.domain.lora import LoadedLora, LoadLora
-from triptych.domain.stage import Stage
 from triptych.errors import InvalidRequest, ModelNotFound, TriptychError, Unavailable
 from triptych.machine.router.instance import Instance
+from triptych.machine.router.instances import ENCODE
 from triptych.ports import InstanceClient
 
 from .cluster import Cluster
@@ -29,41 +29,48 @@ class Loras:
         self._ordering = asyncio.Lock()
 
     async def load(self, order: LoadLora) -> LoadedLora:
-        """At all text instances that lack it: at none if one of them cannot. Returns when requests for it are taken.
+        """At all instances that lack it: at none if one of them cannot, but for encoders where it does not change embeddings. Returns when
+        requests for it are taken.
 
         Raises InvalidRequest where all have an adapter of this name, or one has other files under the directory, and what an instance
         raises.
         """
         async with self._ordering:
             model = self._cluster.machine.instances.model
-            texts = self._texts()
+            texts, encoders = self._usable()
             if model is None or not texts:
                 raise Unavailable("no text instance is connected")
             if order.parent not in ("", model.model_id):
                 raise ModelNotFound(f"model {order.parent!r} is not served here; {model.model_id!r} is", param="parent")
-            lacking = [instance for instance in texts if _named(instance, order.name) is None]
-            if not lacking:
+            found = {instance.name: _named(instance, order.name) for instance in (*texts, *encoders)}
+            encodes = any(lora is not None and lora.encodes for lora in found.values())
+            if all(found[instance.name] for instance in (*texts, *(encoders if encodes else ()))):
                 raise InvalidRequest(f"a LoRA adapter {order.name!r} is loaded already: unload it first", param="name")
+            lacking = [instance for instance in (*texts, *encoders) if found[instance.name] is None]
             results = await self._at(lacking, lambda client: client.load_lora(order))
-            found = [_named(instance, order.name) for instance in texts]
-            loras = {lora for lora in (*results.values(), *found) if isinstance(lora, LoadedLora)}
-            error = next((result for result in results.values() if isinstance(result, TriptychError)), None)
-            if error is None and len(loras) > 1:
+            loras = [lora for lora in (*found.values(), *results.values()) if isinstance(lora, LoadedLora)]
+            encodes = any(lora.encodes for lora in loras)
+            needed = (*texts, *encoders) if encodes else texts
+            errors = [results.get(instance.name) for instance in needed]
+            error = next((result for result in errors if isinstance(result, TriptychError)), None)
+            if error is None and len({lora.digest for lora in loras}) > 1:
                 error = InvalidRequest(
-                    f"the text instances have different files of LoRA adapter {order.name!r}", param="directory"
+                    f"the instances have different files of LoRA adapter {order.name!r}", param="directory"
                 )
             if error is not None:
                 done = [instance for instance in lacking if isinstance(results[instance.name], LoadedLora)]
                 await self._at(done, lambda client: client.unload_lora(order.name))
                 raise error
-            (lora,) = loras
-            await self._confirmed(lambda: all(_named(instance, order.name) == lora for instance in self._texts()))
+            lora = loras[0]
+            await self._confirmed(
+                lambda: all(instance.has_lora(lora.digest) for instance in self._needing(encodes=encodes))
+            )
             return lora
 
     async def unload(self, name: str) -> None:
-        """At all text instances. Raises ModelNotFound if none has it, and what the first raises that cannot."""
+        """At all instances. Raises ModelNotFound if none has it, and what the first raises that cannot."""
         async with self._ordering:
-            having = [instance for instance in self._texts() if _named(instance, name) is not None]
+            having = [instance for instance in self._needing(encodes=True) if _named(instance, name) is not None]
             if not having:
                 raise ModelNotFound(f"no LoRA adapter {name!r} is loaded", param="name")
             results = await self._at(having, lambda client: client.unload_lora(name))
@@ -72,13 +79,16 @@ class Loras:
                 if isinstance(result, TriptychError) and not isinstance(result, ModelNotFound):
                     raise result
 
-    def _texts(self) -> list[Instance]:
-        """The usable instances that prefill or decode."""
-        instances = self._cluster.machine.instances.by_name.values()
-        text = (Stage.PREFILL, Stage.DECODE)
-        return [
-            instance for instance in instances if instance.usable and any(instance.serves((stage,)) for stage in text)
-        ]
+    def _needing(self, *, encodes: bool) -> tuple[Instance, ...]:
+        """The usable instances that compute with an adapter. ``encodes``: whether it changes embeddings."""
+        texts, encoders = self._usable()
+        return (*texts, *encoders) if encodes else texts
+
+    def _usable(self) -> tuple[tuple[Instance, ...], tuple[Instance, ...]]:
+        """The usable instances that prefill or decode, and the other ones, which encode."""
+        usable = [instance for instance in self._cluster.machine.instances.by_name.values() if instance.usable]
+        texts = tuple(instance for instance in usable if instance.served.difference(ENCODE))
+        return texts, tuple(instance for instance in usable if instance not in texts)
 
     async def _at(
         self, instances: Sequence[Instance], call: Callable[[InstanceClient], Awaitable[T]]

@@ -34,11 +34,14 @@ class ResolveTask(RequestTask):
         prepare: Prepare,
         offload: Offload,
         share: HeldShare,
+        encoded_lora: str = "",
     ) -> None:
+        """``encoded_lora`` is the digest of the adapter that items are encoded with."""
         super().__init__(request, machine, cluster, clock, model=model, media_bytes=media_bytes)
         self._prepare_request = prepare
         self._offload = offload
         self._share = share
+        self._encoded_lora = encoded_lora
         self._taken: Sizes = {}
         """Sizes that count against the share."""
         self.plans: tuple[ItemPlan, ...] = ()
@@ -61,7 +64,8 @@ class ResolveTask(RequestTask):
     async def _prepare(self) -> None:
         try:
             with tracing.child("prepare"):
-                items = await self._offload.run(self._prepare_request.items, self.request, self.model)
+                plain = await self._offload.run(self._prepare_request.items, self.request, self.model)
+            items = tuple(item.with_lora(self._encoded_lora) for item in plain)
             if self.machine.phase.has_ended:
                 return
             sizes = {item.content: item.nbytes for item in items}

@@ -188,7 +188,7 @@ class RouterService:
 
     async def tokenize(self, request: ChatRequest, *, return_token_strs: bool = False) -> Tokenized:
         media_bytes = self._check(request)
-        model, _ = self._model(request.model)
+        model, _, _ = self._model(request.model)
         with self._requests.tokenizing(media_bytes):
             token_ids = (await self._offload.run(self._prepare, request, model)).token_ids
             token_strs = await self._offload.run(self._prepare.spell, token_ids) if return_token_strs else ()
@@ -288,7 +288,7 @@ class RouterService:
         admission.check_tool_choice(request.tool_choice, request.tools, request.sampling)
         media_bytes = self._check(request)
         timeout_s = self._timeout_s(request.timeout_s)
-        model, lora = self._model(request.model)
+        model, lora, encoded_lora = self._model(request.model)
         if request.continued:
             admission.check_continued(request.sampling, request.continued, model.context_length)
         if text_lost:
@@ -323,6 +323,7 @@ class RouterService:
             new_lease=self._new_lease,
             finds_prefixes=self._policies.prefixes is not None,
             lora=lora,
+            encoded_lora=encoded_lora,
         )
         self._run(task)
         return task
@@ -335,7 +336,7 @@ class RouterService:
         self._check_draining()
         media_bytes = self._check_media(request.media, "media")
         timeout_s = self._timeout_s(request.timeout_s)
-        model, _ = self._model(request.model)
+        model, _, encoded_lora = self._model(request.model)
         task = ResolveTask(
             request,
             self._new_machine(request, timeout_s=timeout_s),
@@ -346,6 +347,7 @@ class RouterService:
             prepare=self._prepare,
             offload=self._offload,
             share=self._held_share,
+            encoded_lora=encoded_lora,
         )
         self._run(task)
         return task
@@ -468,16 +470,18 @@ class RouterService:
         if (task := self._requests.find(request_id)) is not None and not task.machine.phase.has_ended:
             raise InvalidRequest(f"request {request_id!r} is running already", param="request_id")
 
-    def _model(self, name: str) -> tuple[ModelInfo, str]:
-        """The model that serves requests for this name, and the digest of the adapter that the name stands for, if it does."""
+    def _model(self, name: str) -> tuple[ModelInfo, str, str]:
+        """The model that serves requests for this name; the digest of the adapter that the name stands for, empty if it does not; and that
+        digest once more if the adapter changes embeddings.
+        """
         model = self._cluster.machine.instances.model
         if model is None:
             raise Unavailable("no instance is connected yet", retry_after_s=self._settings.capacity.retry_after_s)
         if name == model.model_id:
-            return model, ""
+            return model, "", ""
         if (lora := self._cluster.machine.instances.loras.get(name)) is None:
             raise ModelNotFound(f"model {name!r} is not served here; {model.model_id!r} is", param="model")
-        return model, lora.digest
+        return model, lora.digest, lora.digest if lora.encodes else ""
 
 
 def _slots(plans: Sequence[ItemPlan], items: Sequence[ResolvedItem]) -> dict[bytes, KnownSlot]:

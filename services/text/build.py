@@ -2,15 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from triptych.domain.stage import ModelPart, Stage
-from triptych.errors import InvalidRequest, TriptychError
+from triptych.errors import TriptychError
 from triptych.machine.arena.published import PublishedContents
 from triptych.machine.stage_states import StageStates
 from triptych.ports import Offload, TextEngine
@@ -114,7 +113,7 @@ async def build(
             states=states,
         )
         text.start()
-        await _load_loras(settings.lora, text)
+        await text.loras.load_at_start(settings.lora)
         if loaded.when_lost is not None:
             loaded.when_lost(partial(_call_soon, asyncio.get_running_loop(), text.lose_engine))
         service: TextService | HybridInstance = text
@@ -139,16 +138,6 @@ def _call_soon(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> Non
     """From any thread; nothing if the loop has ended."""
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(call)
-
-
-async def _load_loras(given: Sequence[str], text: TextService) -> None:
-    """Load the adapters of the settings. Raises CannotStart."""
-    for entry in given:
-        name, _, directory = entry.partition("=")
-        try:
-            await text.loras.load(name, Path(directory))
-        except InvalidRequest as error:
-            raise CannotStart(f"lora {name}: {error.message}") from None
 
 
 async def _offload(offloading: WeightOffloading, settings: TextSettings, text: TextService, engine: TextEngine) -> None:

@@ -14,6 +14,7 @@ from triptych.errors import InvalidRequest, Overloaded, TriptychError
 from triptych.machine.arena.extents import round_up
 from triptych.policy.queueing import as_called
 from triptych.ports import Clock, Offload, Rng, TextEngine, TokenGrammar
+from triptych.runtime.loras import Loras
 from triptych.tokens.answer_text import Detokenizer
 
 from .answer import Answer
@@ -23,7 +24,6 @@ from .engine_loop import EngineLoop
 from .exports import Exporter, KvPrefix, KvTransfer
 from .imports import Importer, Imports
 from .jobs import Job, Jobs
-from .loras import Loras
 from .open_stages import OpenStages
 from .record import NO_RECORD, Record
 from .sequences import Sequences

@@ -104,10 +104,17 @@ class HybridInstance:
         await self._encoder.release(lease_ids)
 
     async def load_lora(self, order: LoadLora) -> LoadedLora:
-        return await self._text.load_lora(order)
+        """Where a report says that it is loaded, both have it."""
+        await self._encoder.load_lora(order)
+        try:
+            return await self._text.load_lora(order)
+        except BaseException:
+            await self._encoder.unload_lora(order.name)
+            raise
 
     async def unload_lora(self, name: str) -> None:
         await self._text.unload_lora(name)
+        await self._encoder.unload_lora(name)
 
     def generate(self, request: TextRequest) -> AsyncGenerator[Sequence[TextEvent]]:
         return self._text.generate(request)

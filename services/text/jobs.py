@@ -64,6 +64,10 @@ class Jobs:
     def __iter__(self) -> Iterator[Job]:
         return iter(self._jobs.values())
 
+    def names_lora(self, digest: str) -> bool:
+        """Whether a request with the LoRA adapter of this digest is among them."""
+        return any(job.request.lora == digest for job in self)
+
     def add(self, job: Job) -> None:
         self._jobs[job.job_id] = job
         self.outside += 1

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -23,6 +22,7 @@ from triptych.policy.queueing import longest_waits
 from triptych.ports import AdjustableSteps, Offload, TextEngine, TokenGrammar
 from triptych.runtime.batch_limits import LiveLimits
 from triptych.runtime.hinted_load import watch_with_hints
+from triptych.runtime.loras import Loras
 from triptych.runtime.metrics import Read
 from triptych.runtime.watched_value import WatchedValue
 from triptych.runtime.world import World
@@ -36,7 +36,6 @@ from .generation import Generation, Serving
 from .imports import Importer
 from .jobs import Jobs
 from .kv_store import KvStore
-from .loras import Loras
 from .open_stages import OpenStages, stage_loads
 from .record import Record
 from .settings import TextSettings
@@ -110,13 +109,15 @@ class TextService:
             most_copied_bytes=lambda: most_copied_nbytes(self._stages.open, settings.kv_bytes_per_step),
         )
         self.loras = Loras(
-            engine,
-            self._loop,
-            self._jobs,
+            engine.loras,
+            engine.model.model_id,
             settings.lora_limits,
             root=settings.lora_root,
+            between=self._loop.between,
+            is_used=self._jobs.names_lora,
             reading=offload,
-            notify=self._watched_load.notify,
+            scope=scope,
+            load=self._watched_load,
         )
         """For reading, and to load at start."""
         self.live_limits = LiveLimits((self,), self._watched_load.notify)
@@ -199,13 +200,7 @@ class TextService:
         return await self.loras.order(order)
 
     async def unload_lora(self, name: str) -> None:
-        lora = self.loras.unload(name)
-        with suppress(RuntimeError):  # the process is ending
-            self._scope.spawn(self._free_when_unused(lora), name=f"unload {name}")
-
-    async def _free_when_unused(self, lora: LoadedLora) -> None:
-        await self._watched_load.wait_until(lambda _: not self.loras.is_used(lora.digest))
-        await self.loras.free(lora)
+        self.loras.unload(name)
 
     async def encode(self, request: EncodeRequest) -> EncodeResult:
         """Raises InvalidRequest: of ``ports.Encoder`` it has only what holders have."""

@@ -8,8 +8,8 @@ import grpc.aio
 
 from triptych.ports import Text
 from triptych.rpc.server import remaining_s
-from triptych.v1 import common_pb2, text_pb2, text_pb2_grpc
-from triptych.wire import common, text
+from triptych.v1 import text_pb2, text_pb2_grpc
+from triptych.wire import text
 
 SERVICE_NAME = "triptych.v1.Text"
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -29,15 +29,3 @@ class TextServicer(text_pb2_grpc.TextServicer):
         async with aclosing(self._service.generate(work)) as answer:
             async for events in answer:
                 yield text.text_events_to_wire(events)
-
-    async def LoadLora(self, request: common_pb2.LoadLoraRequest, context: Context) -> common_pb2.LoadLoraResponse:  # noqa: N802
-        del context
-        lora = await self._service.load_lora(common.LOAD_LORA.from_wire(request))
-        return common_pb2.LoadLoraResponse(lora=common.LORA.to_wire(lora))
-
-    async def UnloadLora(  # noqa: N802
-        self, request: common_pb2.UnloadLoraRequest, context: Context
-    ) -> common_pb2.UnloadLoraResponse:
-        del context
-        await self._service.unload_lora(request.name)
-        return common_pb2.UnloadLoraResponse()

@@ -1,12 +1,10 @@
 """Settings of a text instance."""
 
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from triptych.domain.lora import LoraLimits, is_lora_name
 from triptych.domain.stage import Role, Stage
 from triptych.engine.decoder.options import EngineOptions
 from triptych.machine.arena.leases import LeaseLimits
@@ -14,7 +12,7 @@ from triptych.machine.text.pull_queue import PullLimits
 from triptych.machine.text.tensor_cache import CacheLimits
 from triptych.policy.transport import between_processes
 from triptych.rpc.settings import InstanceSettings
-from triptych.runtime.settings import Strings, service_config
+from triptych.runtime.settings import service_config
 from triptych.transport.arena import HEADER_NBYTES
 
 MIB = 1 << 20
@@ -61,13 +59,6 @@ class TextSettings(InstanceSettings):
         """The role with all stages that it may ever serve."""
         return self.switchable or self.role
 
-    lora: Strings = ()
-    """NAME=DIR of LoRA adapters to load at start, as peft saves them: each is served as a model of this name. May be repeated."""
-    lora_root: Path | None = None
-    """Directory whose subdirectories can be loaded as LoRA adapters while the instance serves (triptych lora load). Empty: none can."""
-    lora_limits: LoraLimits = LoraLimits()
-    """Limits of LoRA adapters."""
-
     max_concurrent_requests: int = Field(default=4096, ge=1)
     """Most requests at the same time, including finished ones whose answer is still being read."""
 
@@ -113,30 +104,6 @@ class TextSettings(InstanceSettings):
         if 0 < nbytes <= HEADER_NBYTES:
             raise ValueError(f"an arena has more than {HEADER_NBYTES} bytes, or 0 for none")
         return nbytes
-
-    @field_validator("lora")
-    @classmethod
-    def _adapters_have_names_and_directories(cls, lora: tuple[str, ...]) -> tuple[str, ...]:
-        names = [entry.partition("=")[0] for entry in lora]
-        for entry, name in zip(lora, names, strict=True):
-            if not is_lora_name(name) or not entry.partition("=")[2]:
-                raise ValueError(f"{entry!r} is not NAME=DIR, with a name of A-Z a-z 0-9 . _ : / -")
-        if len(set(names)) < len(names):
-            raise ValueError("two adapters have the same name")
-        return lora
-
-    @model_validator(mode="after")
-    def _the_engine_applies_adapters(self) -> Self:
-        if not self.lora and self.lora_root is None:
-            return self
-        if self.engine.engine == "vllm":
-            raise ValueError(
-                "engine vllm serves no LoRA adapters yet: its requests name none, and its prefixes are not told apart by them: leave "
-                "out lora and lora_root"
-            )
-        if self.delay_profile is not None:
-            raise ValueError("LoRA adapters need an engine that computes, without delay_profile")
-        return self
 
     @model_validator(mode="after")
     def _it_has_a_stage_of_text(self) -> Self:

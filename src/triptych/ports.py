@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 class Loras(Protocol):
-    """Loads and unloads LoRA adapters while requests run: of one text instance, or of all that a router knows."""
+    """Loads and unloads LoRA adapters while requests run: of one instance, or of all that a router knows."""
 
     async def load_lora(self, order: LoadLora) -> LoadedLora:
         """Returns when requests for the model of its name are taken. Raises InvalidRequest for one that cannot be loaded or whose name is
@@ -95,7 +95,7 @@ class Router(Loras, Protocol):
     async def readiness(self) -> Readiness: ...
 
 
-class Instance(Protocol):
+class Instance(Loras, Protocol):
     """A process with an engine, whatever its stages."""
 
     async def describe(self) -> InstanceInfo: ...
@@ -133,7 +133,7 @@ class HolderStub(Protocol):
     async def close(self) -> None: ...
 
 
-class Text(Instance, Loras, Protocol):
+class Text(Instance, Protocol):
     """Pulls a request's embeddings, then prefills and decodes."""
 
     def generate(self, request: TextRequest) -> AsyncGenerator[Sequence[TextEvent]]:
@@ -531,6 +531,47 @@ class UnloadableWeights(Protocol):
     def unload(self) -> None: ...
 
 
+class LoraFiles(Protocol):
+    """An adapter that was read; its content is private to the engine."""
+
+    @property
+    def digest(self) -> str:
+        """Over its files, 64 hex digits: the identity by which requests name it."""
+        ...
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes in the engine."""
+        ...
+
+    @property
+    def encodes(self) -> bool:
+        """Whether it changes embeddings."""
+        ...
+
+
+LoraFilesT = TypeVar("LoraFilesT", bound=LoraFiles)
+
+
+class LoraAccess(Protocol[LoraFilesT]):
+    """The LoRA adapters of an engine, each applied to the requests or items that name it."""
+
+    def read(self, directory: Path) -> LoraFilesT:
+        """Read an adapter's files, checked against the model. Blocks; for any thread. Raises InvalidRequest."""
+        ...
+
+    def add(self, files: LoraFilesT) -> None:
+        """Take requests with what ``read`` has returned. Called between two steps or passes, by the thread that computes them."""
+        ...
+
+    def remove(self, digest: str) -> None:
+        """Free an adapter's memory, called likewise: of one that no request in the engine names."""
+        ...
+
+
 class EncoderEngine(Protocol[PreparedT]):
     """Vision or audio encoder with its projector.
 
@@ -547,6 +588,11 @@ class EncoderEngine(Protocol[PreparedT]):
 
     @property
     def processor_digest(self) -> bytes: ...
+
+    @property
+    def loras(self) -> LoraAccess[Any] | None:
+        """None if it applies no LoRA adapters per item."""
+        ...
 
     @property
     def weights(self) -> UnloadableWeights | None:
@@ -624,42 +670,6 @@ class KvAccess(Protocol):
 
     def arrived(self, request_id: str) -> None:
         """No more will come: what is missing is computed. Without effect for a request that awaits nothing."""
-        ...
-
-
-class LoraFiles(Protocol):
-    """An adapter that was read; its content is private to the engine."""
-
-    @property
-    def digest(self) -> str:
-        """Over its files, 64 hex digits: the identity by which requests name it."""
-        ...
-
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def nbytes(self) -> int:
-        """Memory that it takes in the engine."""
-        ...
-
-
-LoraFilesT = TypeVar("LoraFilesT", bound=LoraFiles)
-
-
-class LoraAccess(Protocol[LoraFilesT]):
-    """The LoRA adapters of a text engine, each applied to the requests that name it."""
-
-    def read(self, directory: Path) -> LoraFilesT:
-        """Read an adapter's files, checked against the model. Blocks; for any thread. Raises InvalidRequest."""
-        ...
-
-    def add(self, files: LoraFilesT) -> None:
-        """Take requests with what ``read`` has returned. Called between two steps, by the thread that calls ``step``."""
-        ...
-
-    def remove(self, digest: str) -> None:
-        """Free an adapter's memory, called likewise: of one that no request in the engine names."""
         ...
 
 

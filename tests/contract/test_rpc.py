@@ -43,7 +43,7 @@ TICKET = Ticket(
 LOAD = InstanceLoad({Stage.ENCODE: StageLoad(1, 2, 3), Stage.PREFILL: StageLoad(4, 5)}, draining=True)
 
 
-class ScriptedEncoder:
+class ScriptedEncoder(NoLoras):
     """Fails with ``error`` if set; otherwise answers, or blocks forever if the item's media says so."""
 
     def __init__(self) -> None:

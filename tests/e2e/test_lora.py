@@ -15,7 +15,7 @@ from tests.command_line import invoke
 from tests.e2e.client import post, rest, text_of, timeline_of
 from tests.e2e.reference import Question, answer, hf, questions
 from tests.e2e.test_answers import assert_no_stacks
-from tests.unit.engine.loras import make_lora
+from tests.unit.engine.loras import VISION, make_lora
 from triptych.cli.cluster import LocalCluster
 from triptych.client import AsyncClient
 from triptych.demo import MODEL_DIR, MODEL_ID
@@ -29,11 +29,14 @@ LOOKS = 600
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With adapters ``one``, ``two`` and ``three``."""
+    """With adapters ``one``, ``two`` and ``three`` of the language model, and ``both``, of the encoder too."""
     directory = tmp_path_factory.mktemp("loras")
     model: Any = hf.LlavaForConditionalGeneration.from_pretrained(MODEL_DIR, dtype=torch.float32)
     for seed, name in enumerate(("one", "two", "three"), start=1):
         make_lora(directory / name, model.model.language_model, seed=seed, rank=4 * seed, strength=0.1)
+    vision = {VISION: model.model.vision_tower}
+    targets = ("q_proj", "v_proj", "fc1")
+    make_lora(directory / "both", model.model.language_model, seed=4, targets=targets, strength=0.1, encoders=vision)
     return directory
 
 
@@ -44,7 +47,10 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster(root: Path, logs: Path) -> AsyncIterator[LocalCluster]:
-    options = {"text": ("--lora", f"one={root / 'one'}", "--lora-root", str(root), "--kv-prefixes")}
+    options = {
+        "encoder": ("--lora-root", str(root)),
+        "text": ("--lora", f"one={root / 'one'}", "--lora-root", str(root), "--kv-prefixes"),
+    }
     async with LocalCluster(roles="E:1,P:1,D:1", options=options, log_dir=logs) as running:
         yield running
     assert_no_stacks(logs)
@@ -95,6 +101,21 @@ async def test_adapters_and_their_base_answer_together_as_their_merged_models(
         assert [model.model_id for model in await client.models()] == [MODEL_ID, "one", "two"]
         told = await client.chat("Hello!", model="two", temperature=0, max_tokens=40)
     assert told.text == answer(Question("Hello!"), root / "two").text
+
+
+async def test_an_adapter_of_both_parts_answers_as_its_merged_model_and_shares_no_embeddings_with_others(
+    cluster: LocalCluster, http: httpx.AsyncClient, root: Path, logs: Path
+) -> None:
+    await command(cluster, "load", "both=both")
+    for question in ASKED[1:3]:
+        for name in (MODEL_ID, "both", "one", "both"):
+            lora = None if name == MODEL_ID else root / name
+            response = await post(http, question.body(model=name))
+            assert text_of(response) == answer(question, lora).text, (name, question)
+    await command(cluster, "unload", "both")
+    for instance in ("encoder-1", "prefill-1", "decode-1"):
+        await until_free("both", logs / f"{instance}.log")
+    assert (await post(http, ASKED[1].body(model="both"))).status_code == 404
 
 
 async def until_free(name: str, log: Path) -> None:

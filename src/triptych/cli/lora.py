@@ -21,7 +21,7 @@ def load(
         str,
         typer.Argument(
             metavar="NAME=DIR",
-            help="Name of the model that it is served as; directory on the text instances, below their *lora_root*.",
+            help="Name of the model that it is served as; directory on the instances, below their *lora_root*.",
         ),
     ],
     parent: Annotated[
@@ -30,7 +30,7 @@ def load(
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
 ) -> None:
-    """Load an adapter, as peft saves it, at all text instances: requests for its name are answered with it from then on.
+    """Load an adapter, as peft saves it, at all instances: requests for its name are answered with it from then on.
 
     The gateway takes this from keys with `operator = true`, and without keys from this machine.
     """
@@ -45,7 +45,7 @@ def load(
 def unload(
     name: Annotated[str, typer.Argument(help="The adapter's name.")], url: Url = DEFAULT_URL, api_key: ApiKey = None
 ) -> None:
-    """Unload an adapter at all text instances. Requests that run go on to their end; new ones are refused."""
+    """Unload an adapter at all instances. Requests that run go on to their end; new ones are refused."""
     run(_unload(name, url, api_key))
 
 

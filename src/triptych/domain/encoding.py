@@ -40,7 +40,7 @@ class EncodeRequest:
     @property
     def content(self) -> Content:
         """Content key by which routers know the item, or shard."""
-        return content_of(self.info.digest, self.shard, self.tenant_salt)
+        return content_of(self.info.digest, self.shard, self.tenant_salt, self.info.lora)
 
 
 @record

@@ -1,4 +1,4 @@
-"""LoRA adapters of the language model: names, identities and limits."""
+"""LoRA adapters: names, identities and limits."""
 
 import re
 from dataclasses import dataclass
@@ -24,6 +24,8 @@ class LoadedLora:
     rank: int
     nbytes: int
     """Memory of its matrices."""
+    encodes: bool = False
+    """Whether it changes embeddings: then its items are encoded where it is loaded too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +34,14 @@ class LoadLora:
 
     name: str
     directory: str
-    """On the text instances, below their ``lora_root``."""
+    """On the instances, below their ``lora_root``."""
     parent: str = ""
     """Id of the base model; empty where there is only one."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoraLimits:
-    """Limits of the adapters of a text instance."""
+    """Limits of the adapters of an instance."""
 
     max_loras: Positive = 16
     """Most LoRA adapters at the same time."""

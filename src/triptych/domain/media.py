@@ -1,12 +1,14 @@
 """Items: the images, videos and audio clips of a request."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from hashlib import blake2b
 
 from triptych.domain.record import record
 
 DIGEST_NBYTES = 32
+LORA = "lora"
+"""Name of the option with the digest of a LoRA adapter."""
 
 
 class Modality(Enum):
@@ -31,7 +33,7 @@ class MediaInfo:
     ``rotation_deg`` clockwise (0, 90, 180 or 270) to be ``width`` by ``height``. ``samples`` counts one audio channel
     at ``sample_rate_hz``. Decoders refuse an item that deviates from its MediaInfo.
 
-    ``options`` come from the family, not from the bytes: how this request wants the item encoded, where that varies.
+    ``options`` come from the family, or name a LoRA adapter: how this request wants the item encoded, where that varies.
     """
 
     modality: Modality
@@ -46,6 +48,15 @@ class MediaInfo:
     sample_rate_hz: int = 0
     rotation_deg: int = 0
     options: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def lora(self) -> str:
+        """Digest of the LoRA adapter that it is encoded with; empty without one."""
+        return dict(self.options).get(LORA, "") if self.options else ""
+
+    def with_lora(self, digest: str) -> "MediaInfo":
+        """The same item, encoded with the adapter of this digest."""
+        return replace(self, options=(*self.options, (LORA, digest)))
 
     @property
     def pixels(self) -> int:

@@ -67,6 +67,7 @@ class DelayEncoderEngine:
     """``ports.EncoderEngine``; sleeps for the profile's load time at construction."""
 
     weights = None
+    loras = None
 
     def __init__(
         self,

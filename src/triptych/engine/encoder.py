@@ -16,6 +16,7 @@ from torch import nn
 import triptych
 from triptych.domain.embedding import DType, Tensor, TensorSpec
 from triptych.domain.instance import ModelInfo
+from triptych.domain.lora import LoraLimits
 from triptych.domain.media import MediaInfo, Modality, Shard
 from triptych.domain.stage import ModelPart
 from triptych.engine.checkpoint import DTYPES, Checkpoint, open_checkpoint
@@ -25,11 +26,12 @@ from triptych.engine.families.adapters import EncoderAdapter, Features, Sharding
 from triptych.engine.families.item_processor import ItemProcessor
 from triptych.engine.families.registry import adapters_of
 from triptych.engine.fastest_products import choose_products, load_copies, unload_copies
+from triptych.engine.lora import LoraLayers
 from triptych.engine.media.item import Decoding, LocalDecoding, MediaItem
 from triptych.engine.part_weights import PartWeights
 from triptych.engine.tensors import is_finite, to_bytes
 from triptych.engine.torch_process import prepare_torch
-from triptych.engine.weight_loading import load_part
+from triptych.engine.weight_loading import base_of, encoder_names, load_part
 from triptych.errors import EngineFailure, InstanceLost, InvalidMedia
 from triptych.families.base import Resamples, SamplesFrames, shard_outputs
 from triptych.ports import StopSignal
@@ -47,6 +49,8 @@ class PreparedMedia:
     features: Mapping[str, torch.Tensor]
     tokens: int
     outputs: tuple[TensorSpec, ...]
+    lora: str = ""
+    """Digest of its LoRA adapter; empty without one."""
 
     @property
     def nbytes(self) -> int:
@@ -78,6 +82,8 @@ class AdapterEncoderEngine:
         """Bytes of the part's weights as loaded."""
         self.weights: PartWeights | None = None
         """Weights of the part where they can be unloaded."""
+        self.loras: LoraLayers | None = None
+        """The adapters that items can be encoded with. None: with none."""
         self._adapter = adapter
         self._family = checkpoint.family
         self._model_info = checkpoint.model_info(model_id=model_id, dtype=dtype)
@@ -134,7 +140,7 @@ class AdapterEncoderEngine:
             raise InvalidMedia(f"the {info.width}x{info.height} {info.modality.value} cannot be processed") from error
         if not all(is_finite(tensor) for tensor in features.values()):  # else the engine would be blamed
             raise InvalidMedia(f"the {info.modality.value} has values that the model cannot take: they are not finite")
-        return PreparedMedia(features, tokens, outputs)
+        return PreparedMedia(features, tokens, outputs, info.lora)
 
     def _features(self, item: MediaItem, shard: Shard | None) -> Features:
         if shard is None or shard.count == shard.of:
@@ -147,7 +153,7 @@ class AdapterEncoderEngine:
 
     @torch.inference_mode()
     def encode(self, batch: Sequence[PreparedMedia]) -> list[tuple[Tensor, ...]]:
-        """Encode a batch in one pass. The tensors are views that keep the pass's memory alive.
+        """Encode a batch in one pass for each adapter. The tensors are views that keep the pass's memory alive.
 
         Raises EngineFailure when any item fails; encode the items one by one to find out which. Raises InstanceLost if
         the device has failed.
@@ -157,7 +163,7 @@ class AdapterEncoderEngine:
         if self.weights is not None and not self.weights.resident:
             raise EngineFailure("the encoder is not loaded")
         try:
-            encoded = self._adapter.encode([item.features for item in batch])
+            encoded = self._encode(batch)
             if not all(is_finite(tensor) for tensors in encoded for tensor in tensors):
                 raise EngineFailure("the encoder made an embedding that is not finite")
             return [
@@ -167,6 +173,20 @@ class AdapterEncoderEngine:
         except (RuntimeError, ValueError) as error:
             self._check_device()
             raise EngineFailure(f"the encoder failed on a batch of {len(batch)}") from error
+
+    def _encode(self, batch: Sequence[PreparedMedia]) -> list[tuple[torch.Tensor, ...]]:
+        """Items of one adapter together: no row of a pass has another, however an encoder orders its rows."""
+        if self.loras is None:
+            return self._adapter.encode([item.features for item in batch])
+        encoded: dict[int, tuple[torch.Tensor, ...]] = {}
+        for lora in dict.fromkeys(item.lora for item in batch):
+            if lora and lora not in self.loras.digests:
+                raise EngineFailure("the LoRA adapter of an item is not loaded")
+            places = [place for place, item in enumerate(batch) if item.lora == lora]
+            with self.loras.applied_to_all(lora):
+                done = self._adapter.encode([batch[place].features for place in places])
+            encoded |= zip(places, done, strict=True)
+        return [encoded[place] for place in range(len(batch))]
 
     def _check_device(self) -> None:
         """Raise InstanceLost if the GPU has failed. After some failures it computes nothing more for this process."""
@@ -186,6 +206,7 @@ class TransformersEncoderEngine(AdapterEncoderEngine):
         model_id: str,
         compute: ComputeOptions,
         decoding: Decoding | None = None,
+        loras: LoraLimits | None = None,
         can_unload: bool = False,
     ) -> None:
         """Make an engine. With ``can_unload`` its ``weights`` can leave the memory and come back, which is tried now."""
@@ -200,6 +221,8 @@ class TransformersEncoderEngine(AdapterEncoderEngine):
         if torch.device(compute.device).type == "cpu" and dtype is DType.F32:
             attend_by_products(model)
         super().__init__(checkpoint, adapter, model, model_id=model_id, dtype=dtype, decoding=decoding)
+        base = base_of(model)
+        self.loras = LoraLayers(base, loras or LoraLimits(), encoders=encoder_names(base), is_encoder=True)
         self.weights = weights
         if weights is not None:
             weights.also(load=partial(load_copies, model), unload=partial(unload_copies, model))

@@ -1,8 +1,8 @@
-"""LoRA adapters: read from peft's files, and added by the linear layers of a decoder to selected rows of a pass."""
+"""LoRA adapters: read from peft's files, and added by the linear layers of a model's part to selected rows of a pass."""
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import nn
 from torch.nn.functional import linear
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from triptych.domain.lora import LoraLimits
 from triptych.engine.checkpoint import ADAPTER_CONFIG, ADAPTER_WEIGHTS
@@ -28,6 +29,8 @@ _KEY = re.compile(
     r"base_model\.model\.(?:(?:model|language_model|text_model)\.)*layers\.(\d+\..+)\.lora_([AB])(?:\.\w+)?\.weight"
 )
 """Names of matrices of the language model's layers. Encoders have layers too, under other names."""
+_ENCODER_KEY = re.compile(r"base_model\.model\.(?:model\.)?((\w+)(?:\..+)?)\.lora_([AB])(?:\.\w+)?\.weight")
+"""Names of matrices of an encoder: the path in the model without its head, and the first name of that."""
 _PLAIN: Mapping[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none", None),
@@ -66,7 +69,9 @@ class LoraWeights:
     digest: str
     rank: int
     parts: Mapping[str, LoraPart]
-    """By the paths of modules in the decoder."""
+    """By the paths of modules in the part of the model that they were read for."""
+    encodes: bool = False
+    """Whether it has matrices of the encoder, read or not."""
 
     @property
     def nbytes(self) -> int:
@@ -129,7 +134,7 @@ class _Pass:
 
 
 class LoraLayers:
-    """The adapters of a decoder. Implements ``ports.LoraAccess``.
+    """The adapters of a decoder or encoder. Implements ``ports.LoraAccess``.
 
     Linear layers that an adapter targets get a forward hook, which adds the product of its matrices. Passes that call no modules, as
     captured and fused ones, do not run hooks: those with an adapter must call the modules.
@@ -138,9 +143,20 @@ class LoraLayers:
     two products. So it takes few operations however many adapters it has.
     """
 
-    def __init__(self, decoder: nn.Module, limits: LoraLimits = _NO_LIMITS) -> None:
-        self._decoder = decoder
+    def __init__(
+        self,
+        part: nn.Module,
+        limits: LoraLimits = _NO_LIMITS,
+        *,
+        encoders: Collection[str] = (),
+        is_encoder: bool = False,
+    ) -> None:
+        """``encoders``: names of the children of the model that encode; matrices of others than these and the decoder are refused.
+        ``is_encoder``: the part has them as children. Else it is the decoder.
+        """
+        self._part = part
         self._limits = limits
+        self._encoders, self._is_encoder = frozenset(encoders), is_encoder
         self._numbers: dict[str, int] = {}
         """By digest; never used again."""
         self._last_number = 0
@@ -158,9 +174,9 @@ class LoraLayers:
         return sum(stack.down.nbytes + stack.up.nbytes for stack in self._stacks.values())
 
     def read(self, directory: Path) -> LoraWeights:
-        """Read the adapter's files and check that it fits the decoder. Blocks; for any thread. Raises InvalidRequest."""
+        """Read the adapter's files and check that it fits the part. Blocks; for any thread. Raises InvalidRequest."""
         try:
-            return read_lora(directory, self._decoder, self._limits)
+            return read_lora(directory, self._part, self._limits, encoders=self._encoders, is_encoder=self._is_encoder)
         except BadModel as error:
             raise InvalidRequest(str(error)) from None
 
@@ -180,7 +196,7 @@ class LoraLayers:
 
     def _stack(self, path: str, part: LoraPart) -> None:
         """Add the matrices of the adapter of the last number to those of a module."""
-        base: Any = self._decoder.get_submodule(path)
+        base: Any = self._part.get_submodule(path)
         down, up = (matrix.to(base.weight.device) for matrix in part)
         layout: Layout = ((self._last_number, len(down)),)
         if (stack := self._stacks.get(path)) is None:
@@ -217,6 +233,19 @@ class LoraLayers:
         finally:
             self._pass = None
 
+    @contextmanager
+    def applied_to_all(self, digest: str) -> Iterator[None]:
+        """Within the context, all rows of all passes are computed with this adapter; with none if it is empty.
+
+        Raises KeyError for an adapter that was removed.
+        """
+        used = frozenset({self._numbers[digest]}) if digest else frozenset[int]()
+        self._pass = _Pass(torch.empty(0), used) if used else None
+        try:
+            yield
+        finally:
+            self._pass = None
+
     def take(self, rows: Sequence[LoraRows], count: int, device: torch.device) -> None:
         """Select the adapters of the next pass, of ``count`` rows: none for rows that are not named. Holds until the next call.
 
@@ -244,11 +273,19 @@ class LoraLayers:
         output.view(-1, stack.up.shape[1]).addmm_(inner, stack.up[columns])
 
 
-def read_lora(directory: Path, decoder: nn.Module, limits: LoraLimits = _NO_LIMITS) -> LoraWeights:
-    """Read ``adapter_config.json`` and ``adapter_model.safetensors``, as peft writes them, in the data types of the decoder's layers.
+def read_lora(
+    directory: Path,
+    part: nn.Module,
+    limits: LoraLimits = _NO_LIMITS,
+    *,
+    encoders: Collection[str] = (),
+    is_encoder: bool = False,
+) -> LoraWeights:
+    """Read ``adapter_config.json`` and ``adapter_model.safetensors``, as peft writes them, in the data types of the part's layers. The other
+    part's matrices are left out. ``encoders`` and ``is_encoder`` as in ``LoraLayers``.
 
     Raises BadModel for files that are missing, damaged or too large, variants of LoRA, matrices that do not fit a linear layer of
-    the decoder, and values that are not finite.
+    the part, and values that are not finite.
     """
     raw = _read(directory / ADAPTER_CONFIG, MAX_CONFIG_BYTES), _read(directory / ADAPTER_WEIGHTS, limits.max_lora_bytes)
     digest = blake2b(digest_size=32, person=b"triptych-lora")
@@ -257,10 +294,11 @@ def read_lora(directory: Path, decoder: nn.Module, limits: LoraLimits = _NO_LIMI
         digest.update(content)
     config = _config(raw[0])
     rank, scale = _rank_and_scale(config, limits.max_lora_rank)
-    found = _matrices(raw[1])
-    _check_targets(config.get("target_modules"), found)
-    parts = {path: _part(path, matrices, decoder, rank, scale) for path, matrices in found.items()}
-    return LoraWeights(digest.hexdigest(), rank, parts)
+    of_decoder, of_encoder = _matrices(raw[1], encoders)
+    _check_targets(config.get("target_modules"), of_decoder | of_encoder)
+    found = of_encoder if is_encoder else of_decoder
+    parts = {path: _part(path, matrices, part, rank, scale) for path, matrices in found.items()}
+    return LoraWeights(digest.hexdigest(), rank, parts, bool(of_encoder))
 
 
 def _read(file: Path, limit_nbytes: int) -> bytes:
@@ -300,23 +338,29 @@ def _rank_and_scale(config: Mapping[str, Any], most_rank: int) -> tuple[int, flo
     return rank, alpha / (sqrt(rank) if config.get("use_rslora") else rank)
 
 
-def _matrices(raw: bytes) -> dict[str, dict[str, torch.Tensor]]:
-    """By the path of the module in the decoder: ``A`` and ``B``."""
+_Matrices = dict[str, dict[str, torch.Tensor]]
+"""By the path of a module in its part of the model: ``A`` and ``B``."""
+
+
+def _matrices(raw: bytes, encoders: Collection[str]) -> tuple[_Matrices, _Matrices]:
+    """Those of the decoder and of the encoder. Raises BadModel for a tensor of neither."""
     try:
         tensors = load(raw)
     except (SafetensorError, ValueError, KeyError, RuntimeError):
         raise BadModel(f"{ADAPTER_WEIGHTS} is damaged or cut off: not a whole safetensors file") from None
-    found: dict[str, dict[str, torch.Tensor]] = {}
-    for name, tensor in tensors.items():
-        match = _KEY.fullmatch(name)
-        if match is None or not _WITH_OTHER_ROWS.isdisjoint(match[1].split(".")):
-            raise BadModel(
-                f"{ADAPTER_WEIGHTS} has a tensor that is no matrix of a layer of the language model: {_shown(name)}"
-            )
-        found.setdefault(f"layers.{match[1]}", {})[match[2]] = tensor
-    if not found:
+    if not tensors:
         raise BadModel(f"{ADAPTER_WEIGHTS} has no tensor")
-    return found
+    of_decoder, of_encoder = _Matrices(), _Matrices()
+    for name, tensor in tensors.items():
+        if (match := _KEY.fullmatch(name)) is not None and _WITH_OTHER_ROWS.isdisjoint(match[1].split(".")):
+            of_decoder.setdefault(f"layers.{match[1]}", {})[match[2]] = tensor
+        elif (match := _ENCODER_KEY.fullmatch(name)) is not None and match[2] in encoders:
+            of_encoder.setdefault(match[1], {})[match[3]] = tensor
+        else:
+            raise BadModel(
+                f"{ADAPTER_WEIGHTS} has a tensor that is no matrix of a layer of the language model, nor of an encoder: {_shown(name)}"
+            )
+    return of_decoder, of_encoder
 
 
 def _check_targets(targets: object, found: Mapping[str, object]) -> None:
@@ -328,12 +372,12 @@ def _check_targets(targets: object, found: Mapping[str, object]) -> None:
             )
 
 
-def _part(path: str, matrices: Mapping[str, torch.Tensor], decoder: nn.Module, rank: int, scale: float) -> LoraPart:
+def _part(path: str, matrices: Mapping[str, torch.Tensor], model: nn.Module, rank: int, scale: float) -> LoraPart:
     try:
-        base = decoder.get_submodule(path)
+        base = model.get_submodule(path)
     except AttributeError:
         base = None
-    if not isinstance(base, nn.Linear):
+    if not isinstance(base, nn.Linear) or isinstance(base, NonDynamicallyQuantizableLinear):  # which is never called
         raise BadModel(f"{ADAPTER_WEIGHTS} has matrices for {path}, which is no linear layer of this model")
     outputs, inputs = base.weight.shape
     shapes = {name: tuple(matrix.shape) for name, matrix in matrices.items()}

@@ -53,6 +53,11 @@ def language_model_name(base: nn.Module) -> str:
     return name
 
 
+def encoder_names(base: nn.Module) -> frozenset[str]:
+    """Attributes of ``base_of`` that encode: whatever it has beside its language model and head."""
+    return frozenset(name for name, _ in base.named_children()) - {language_model_name(base), *HEADS}
+
+
 def load_part(checkpoint: Checkpoint, part: ModelPart, *, dtype: DType, device: torch.device) -> PreTrainedModel:
     """Load the part in eval mode, without reading the other into memory. Raises BadModel, also for quantized weights."""
     if part is ModelPart.DECODER and checkpoint.quantization is not None:

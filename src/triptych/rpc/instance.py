@@ -1,4 +1,4 @@
-"""The gRPC servicer shared by all instances: description and load."""
+"""The gRPC servicer shared by all instances: description, load and LoRA adapters."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -7,8 +7,8 @@ from typing import Any
 import grpc.aio
 
 from triptych.ports import Instance
-from triptych.v1 import instance_pb2, instance_pb2_grpc
-from triptych.wire import instance
+from triptych.v1 import common_pb2, instance_pb2, instance_pb2_grpc
+from triptych.wire import common, instance
 
 SERVICE_NAME = "triptych.v1.Instance"
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -34,3 +34,15 @@ class InstanceServicer(instance_pb2_grpc.InstanceServicer):
         async with aclosing(self._service.watch_load()) as loads:
             async for load in loads:
                 yield instance.LOAD.to_wire(load)
+
+    async def LoadLora(self, request: common_pb2.LoadLoraRequest, context: Context) -> common_pb2.LoadLoraResponse:  # noqa: N802
+        del context
+        lora = await self._service.load_lora(common.LOAD_LORA.from_wire(request))
+        return common_pb2.LoadLoraResponse(lora=common.LORA.to_wire(lora))
+
+    async def UnloadLora(  # noqa: N802
+        self, request: common_pb2.UnloadLoraRequest, context: Context
+    ) -> common_pb2.UnloadLoraResponse:
+        del context
+        await self._service.unload_lora(request.name)
+        return common_pb2.UnloadLoraResponse()

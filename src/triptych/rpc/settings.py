@@ -7,12 +7,13 @@ from typing import Annotated, Self
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from triptych.domain.limits import MAX_MESSAGE_NBYTES
+from triptych.domain.lora import LoraLimits, is_lora_name
 from triptych.domain.tier import Tier
 from triptych.engine.compute import ComputeOptions
 from triptych.policy.addresses import why_not_called
 from triptych.runtime.host import own_address
 from triptych.runtime.manager_access import ManagerAccess
-from triptych.runtime.settings import ServiceSettings
+from triptych.runtime.settings import ServiceSettings, Strings
 from triptych.runtime.watched_value import ReportIntervals
 from triptych.transport.options import TransferOptions
 
@@ -102,6 +103,14 @@ class InstanceSettings(MemberSettings):
     """Tier of hardware, as NAME[:device=TEXT,price=USD_PER_HOUR,speed=FACTOR]: pools of one role on several kinds of devices are scaled
     apart, the cheapest first. Empty: none."""
 
+    lora: Strings = ()
+    """NAME=DIR of LoRA adapters to load at start, as peft saves them: each is served as a model of this name. Text
+    instances and encoders take their parts of it. May be repeated."""
+    lora_root: Path | None = None
+    """Directory whose subdirectories can be loaded as LoRA adapters while the instance serves (triptych lora load). Empty: none can."""
+    lora_limits: LoraLimits = LoraLimits()
+    """Limits of LoRA adapters."""
+
     transfers: TransferOptions = TransferOptions()
     """Options of the transfer of embeddings."""
     sweep_interval_s: float = Field(default=0.5, gt=0, le=60)
@@ -117,12 +126,31 @@ class InstanceSettings(MemberSettings):
             Tier.parse(text)
         return text
 
+    @field_validator("lora")
+    @classmethod
+    def _adapters_have_names_and_directories(cls, lora: tuple[str, ...]) -> tuple[str, ...]:
+        names = [entry.partition("=")[0] for entry in lora]
+        for entry, name in zip(lora, names, strict=True):
+            if not is_lora_name(name) or not entry.partition("=")[2]:
+                raise ValueError(f"{entry!r} is not NAME=DIR, with a name of A-Z a-z 0-9 . _ : / -")
+        if len(set(names)) < len(names):
+            raise ValueError("two adapters have the same name")
+        return lora
+
     @property
     def hardware_tier(self) -> Tier | None:
         return Tier.parse(self.tier) if self.tier else None
 
     def check_engine(self, engine: str, vllm_args: str) -> None:
         """Raises ValueError for settings that another engine than ``engine`` has."""
+        if self.lora or self.lora_root is not None:
+            if engine == "vllm":
+                raise ValueError(
+                    "engine vllm serves no LoRA adapters yet: its requests name none, and its prefixes are not told apart by them: "
+                    "leave out lora and lora_root"
+                )
+            if self.delay_profile is not None:
+                raise ValueError("LoRA adapters need an engine that computes, without delay_profile")
         if self.tensor_parallel > 1 and self.delay_profile is None and engine != "vllm":
             raise ValueError(f"tensor_parallel is {self.tensor_parallel}, but engine {engine} runs on one device")
         if engine != "vllm":

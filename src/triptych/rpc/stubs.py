@@ -156,10 +156,10 @@ class InstanceStub(Channel):
         )
 
     async def load_lora(self, order: LoadLora) -> LoadedLora:
-        return await _load_lora(self._connection.calls, "/triptych.v1.Text/LoadLora", order)
+        return await _load_lora(self._connection.calls, "/triptych.v1.Instance/LoadLora", order)
 
     async def unload_lora(self, name: str) -> None:
-        await _unload_lora(self._connection.calls, "/triptych.v1.Text/UnloadLora", name)
+        await _unload_lora(self._connection.calls, "/triptych.v1.Instance/UnloadLora", name)
 
 
 class PoolManagerStub(Channel):

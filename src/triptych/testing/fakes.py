@@ -93,6 +93,7 @@ class FakeEncoderEngine:
     weights = None
 
     def __post_init__(self) -> None:
+        self.loras = FakeLoras()
         self._alone = OneAtATime("encoder engine")
 
     def decoded_nbytes(self, info: MediaInfo, shard: Shard | None = None) -> int:  # noqa: ARG002  # ignores shards
@@ -113,6 +114,7 @@ class FakeEncoderEngine:
         first, tokens = (
             (0, whole) if shard is None else (whole * shard.first // shard.of, whole * shard.count // shard.of)
         )
+        media += bytes.fromhex(info.lora)  # so that its embedding depends on the adapter
         return FakePrepared(media, tokens, fake_tensors(tokens, self.model.hidden_size), first, whole)
 
     def encode(self, batch: Sequence[FakePrepared]) -> list[tuple[Tensor, ...]]:

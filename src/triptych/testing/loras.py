@@ -24,12 +24,15 @@ class FakeLoraFiles:
 
     digest: str
     nbytes: int
+    encodes: bool = False
     rank: int = 1
 
 
 @dataclass
 class FakeLoras:
-    """``ports.LoraAccess`` of the fake text engine. A directory is an adapter if it has a file ``adapter``, whatever that contains."""
+    """``ports.LoraAccess`` of fake engines. A directory is an adapter if it has a file ``adapter``, whatever that contains; one that changes
+    embeddings also has a file ``encodes``.
+    """
 
     digests: set[str] = field(default_factory=set)
     """Those in memory."""
@@ -39,7 +42,8 @@ class FakeLoras:
             content = (directory / "adapter").read_bytes()
         except OSError:
             raise InvalidRequest("adapter is missing") from None
-        return FakeLoraFiles(blake2b(content, digest_size=32).hexdigest(), len(content))
+        digest = blake2b(content, digest_size=32).hexdigest()
+        return FakeLoraFiles(digest, len(content), (directory / "encodes").exists())
 
     def add(self, files: FakeLoraFiles) -> None:
         self.digests.add(files.digest)

@@ -227,16 +227,18 @@ class ModelInfo(_message.Message):
     def __init__(self, model_id: _Optional[str] = ..., revision: _Optional[str] = ..., dtype: _Optional[_Union[DType, str]] = ..., hidden_size: _Optional[int] = ..., context_length: _Optional[int] = ..., parent: _Optional[str] = ...) -> None: ...
 
 class LoadedLora(_message.Message):
-    __slots__ = ("name", "digest", "rank", "nbytes")
+    __slots__ = ("name", "digest", "rank", "nbytes", "encodes")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     NBYTES_FIELD_NUMBER: _ClassVar[int]
+    ENCODES_FIELD_NUMBER: _ClassVar[int]
     name: str
     digest: str
     rank: int
     nbytes: int
-    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., rank: _Optional[int] = ..., nbytes: _Optional[int] = ...) -> None: ...
+    encodes: bool
+    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., rank: _Optional[int] = ..., nbytes: _Optional[int] = ..., encodes: _Optional[bool] = ...) -> None: ...
 
 class LoadLoraRequest(_message.Message):
     __slots__ = ("name", "directory", "parent")

@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from triptych.v1 import common_pb2 as triptych_dot_v1_dot_common__pb2
 from triptych.v1 import instance_pb2 as triptych_dot_v1_dot_instance__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
@@ -28,8 +29,9 @@ if _version_not_supported:
 class InstanceStub:
     """Description and load of an instance, for encoders and text instances alike.
 
-    router --Describe, WatchLoad--> instance
-    text   --Describe-------------> instance   before it pulls embeddings from there
+    router --Describe, WatchLoad---> instance
+    router --LoadLora, UnloadLora--> instance
+    text   --Describe--------------> instance   before it pulls embeddings from there
     """
 
     def __init__(self, channel):
@@ -48,13 +50,24 @@ class InstanceStub:
                 request_serializer=triptych_dot_v1_dot_instance__pb2.WatchLoadRequest.SerializeToString,
                 response_deserializer=triptych_dot_v1_dot_instance__pb2.InstanceLoad.FromString,
                 _registered_method=True)
+        self.LoadLora = channel.unary_unary(
+                '/triptych.v1.Instance/LoadLora',
+                request_serializer=triptych_dot_v1_dot_common__pb2.LoadLoraRequest.SerializeToString,
+                response_deserializer=triptych_dot_v1_dot_common__pb2.LoadLoraResponse.FromString,
+                _registered_method=True)
+        self.UnloadLora = channel.unary_unary(
+                '/triptych.v1.Instance/UnloadLora',
+                request_serializer=triptych_dot_v1_dot_common__pb2.UnloadLoraRequest.SerializeToString,
+                response_deserializer=triptych_dot_v1_dot_common__pb2.UnloadLoraResponse.FromString,
+                _registered_method=True)
 
 
 class InstanceServicer:
     """Description and load of an instance, for encoders and text instances alike.
 
-    router --Describe, WatchLoad--> instance
-    text   --Describe-------------> instance   before it pulls embeddings from there
+    router --Describe, WatchLoad---> instance
+    router --LoadLora, UnloadLora--> instance
+    text   --Describe--------------> instance   before it pulls embeddings from there
     """
 
     def Describe(self, request, context):
@@ -65,6 +78,20 @@ class InstanceServicer:
 
     def WatchLoad(self, request, context):
         """The current load, then every change, at a bounded rate.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LoadLora(self, request, context):
+        """Read a LoRA adapter and take requests for it, once it is in memory.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadLora(self, request, context):
+        """Take no more requests for a LoRA adapter. Its memory is free when those that are running have ended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -83,6 +110,16 @@ def add_InstanceServicer_to_server(servicer, server):
                     request_deserializer=triptych_dot_v1_dot_instance__pb2.WatchLoadRequest.FromString,
                     response_serializer=triptych_dot_v1_dot_instance__pb2.InstanceLoad.SerializeToString,
             ),
+            'LoadLora': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadLora,
+                    request_deserializer=triptych_dot_v1_dot_common__pb2.LoadLoraRequest.FromString,
+                    response_serializer=triptych_dot_v1_dot_common__pb2.LoadLoraResponse.SerializeToString,
+            ),
+            'UnloadLora': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadLora,
+                    request_deserializer=triptych_dot_v1_dot_common__pb2.UnloadLoraRequest.FromString,
+                    response_serializer=triptych_dot_v1_dot_common__pb2.UnloadLoraResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'triptych.v1.Instance', rpc_method_handlers)
@@ -94,8 +131,9 @@ def add_InstanceServicer_to_server(servicer, server):
 class Instance:
     """Description and load of an instance, for encoders and text instances alike.
 
-    router --Describe, WatchLoad--> instance
-    text   --Describe-------------> instance   before it pulls embeddings from there
+    router --Describe, WatchLoad---> instance
+    router --LoadLora, UnloadLora--> instance
+    text   --Describe--------------> instance   before it pulls embeddings from there
     """
 
     @staticmethod
@@ -142,6 +180,60 @@ class Instance:
             '/triptych.v1.Instance/WatchLoad',
             triptych_dot_v1_dot_instance__pb2.WatchLoadRequest.SerializeToString,
             triptych_dot_v1_dot_instance__pb2.InstanceLoad.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadLora(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/triptych.v1.Instance/LoadLora',
+            triptych_dot_v1_dot_common__pb2.LoadLoraRequest.SerializeToString,
+            triptych_dot_v1_dot_common__pb2.LoadLoraResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadLora(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/triptych.v1.Instance/UnloadLora',
+            triptych_dot_v1_dot_common__pb2.UnloadLoraRequest.SerializeToString,
+            triptych_dot_v1_dot_common__pb2.UnloadLoraResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -130,14 +130,14 @@ class RouterServicer:
         raise NotImplementedError('Method not implemented!')
 
     def LoadLora(self, request, context):
-        """At all text instances of the model that do not have it; at none if one cannot load it.
+        """At all instances of the model that do not have it; at none if one cannot load its part of it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UnloadLora(self, request, context):
-        """At all text instances.
+        """At all instances.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -3,7 +3,6 @@
 import grpc
 import warnings
 
-from triptych.v1 import common_pb2 as triptych_dot_v1_dot_common__pb2
 from triptych.v1 import text_pb2 as triptych_dot_v1_dot_text__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
@@ -30,7 +29,6 @@ class TextStub:
     """Pulls the embeddings of a request, prefills and decodes.
 
     router --Generate--> text         token ids and tickets in, tokens out
-    router --LoadLora, UnloadLora--> text
     text   ==pull======> encoder, or a text instance that transfers
     """
 
@@ -45,43 +43,18 @@ class TextStub:
                 request_serializer=triptych_dot_v1_dot_text__pb2.TextRequest.SerializeToString,
                 response_deserializer=triptych_dot_v1_dot_text__pb2.TextEvents.FromString,
                 _registered_method=True)
-        self.LoadLora = channel.unary_unary(
-                '/triptych.v1.Text/LoadLora',
-                request_serializer=triptych_dot_v1_dot_common__pb2.LoadLoraRequest.SerializeToString,
-                response_deserializer=triptych_dot_v1_dot_common__pb2.LoadLoraResponse.FromString,
-                _registered_method=True)
-        self.UnloadLora = channel.unary_unary(
-                '/triptych.v1.Text/UnloadLora',
-                request_serializer=triptych_dot_v1_dot_common__pb2.UnloadLoraRequest.SerializeToString,
-                response_deserializer=triptych_dot_v1_dot_common__pb2.UnloadLoraResponse.FromString,
-                _registered_method=True)
 
 
 class TextServicer:
     """Pulls the embeddings of a request, prefills and decodes.
 
     router --Generate--> text         token ids and tickets in, tokens out
-    router --LoadLora, UnloadLora--> text
     text   ==pull======> encoder, or a text instance that transfers
     """
 
     def Generate(self, request, context):
         """Ready, then chunks of all choices and a Finished after the last chunk of each; or an error. Events that are ready
         together share a message.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def LoadLora(self, request, context):
-        """Read a LoRA adapter and take requests for it, once it is in memory.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def UnloadLora(self, request, context):
-        """Take no more requests for a LoRA adapter. Its memory is free when those that are running have ended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -95,16 +68,6 @@ def add_TextServicer_to_server(servicer, server):
                     request_deserializer=triptych_dot_v1_dot_text__pb2.TextRequest.FromString,
                     response_serializer=triptych_dot_v1_dot_text__pb2.TextEvents.SerializeToString,
             ),
-            'LoadLora': grpc.unary_unary_rpc_method_handler(
-                    servicer.LoadLora,
-                    request_deserializer=triptych_dot_v1_dot_common__pb2.LoadLoraRequest.FromString,
-                    response_serializer=triptych_dot_v1_dot_common__pb2.LoadLoraResponse.SerializeToString,
-            ),
-            'UnloadLora': grpc.unary_unary_rpc_method_handler(
-                    servicer.UnloadLora,
-                    request_deserializer=triptych_dot_v1_dot_common__pb2.UnloadLoraRequest.FromString,
-                    response_serializer=triptych_dot_v1_dot_common__pb2.UnloadLoraResponse.SerializeToString,
-            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'triptych.v1.Text', rpc_method_handlers)
@@ -117,7 +80,6 @@ class Text:
     """Pulls the embeddings of a request, prefills and decodes.
 
     router --Generate--> text         token ids and tickets in, tokens out
-    router --LoadLora, UnloadLora--> text
     text   ==pull======> encoder, or a text instance that transfers
     """
 
@@ -138,60 +100,6 @@ class Text:
             '/triptych.v1.Text/Generate',
             triptych_dot_v1_dot_text__pb2.TextRequest.SerializeToString,
             triptych_dot_v1_dot_text__pb2.TextEvents.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def LoadLora(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/triptych.v1.Text/LoadLora',
-            triptych_dot_v1_dot_common__pb2.LoadLoraRequest.SerializeToString,
-            triptych_dot_v1_dot_common__pb2.LoadLoraResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def UnloadLora(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/triptych.v1.Text/UnloadLora',
-            triptych_dot_v1_dot_common__pb2.UnloadLoraRequest.SerializeToString,
-            triptych_dot_v1_dot_common__pb2.UnloadLoraResponse.FromString,
             options,
             channel_credentials,
             insecure,

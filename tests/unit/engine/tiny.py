@@ -193,11 +193,14 @@ def engine_request(
     reference: Reference,
     encoder: TransformersEncoderEngine,
     sampling: SamplingParams,
+    *,
+    lora: str = "",
 ) -> EngineRequest:
-    """The prompt as transformers tokenizes it, and the embeddings as the encoder engine makes them."""
+    """The prompt as transformers tokenizes it, and the embeddings as the encoder engine makes them, with the adapter ``lora``."""
     prompt = reference.prompt(question)
     places = [at for at, token in enumerate(prompt) if token == reference.placeholder_id]
-    prepared = [encoder.prepare(media, info_of(media)) for media in question.images]
+    infos = [info_of(media).with_lora(lora) if lora else info_of(media) for media in question.images]
+    prepared = [encoder.prepare(media, info) for media, info in zip(question.images, infos, strict=True)]
     encoded = encoder.encode(prepared)
     embeddings = tuple(
         EmbeddingInput(start, item.tokens, {tensor.spec.name: tensor for tensor in tensors}, info_of(media).digest)

@@ -41,7 +41,7 @@ from triptych.engine.part_weights import PartWeights
 from triptych.engine.prefill_budget import PrefillBudget, measured_budget
 from triptych.engine.request_checks import PromptLimits
 from triptych.engine.torch_process import prepare_torch
-from triptych.engine.weight_loading import load_part
+from triptych.engine.weight_loading import base_of, encoder_names, load_part
 from triptych.engine.worker_threads import WorkerThreads
 from triptych.errors import EngineFailure, InvalidRequest, Overloaded, TriptychError
 from triptych.families.model_files import BadModel
@@ -104,7 +104,8 @@ class TransformersTextEngine:
         self._captured_at = None if self.weights is None else self.weights.address
         self._made = setup
         self._runner: ModelRunner = setup.runner
-        self.loras = self._runner.loras = LoraLayers(decoder, loras or LoraLimits())
+        encoders = encoder_names(base_of(model))
+        self.loras = self._runner.loras = LoraLayers(decoder, loras or LoraLimits(), encoders=encoders)
         self._mover = KvMover(setup.cache) if setup.cache is not None else None
         self._batch = self._new_batch(PrefillBudget(options.most_step_tokens), max_sequences)
         self._limits = Limits(

@@ -80,7 +80,7 @@ from triptych.machine.router.shared_events import (
     TextPoolLost,
     TextWanted,
 )
-from triptych.machine.router.text_places import TextPlaces
+from triptych.machine.router.text_places import TextPlaces, no_lora
 from triptych.machine.router.waiting_requests import Waiting, WaitingRequests
 from triptych.policy.placement.items import Choice, Shortage, Why, place_hedge, place_items
 from triptych.policy.placement.wants import Want
@@ -634,6 +634,8 @@ class ClusterMachine:
                 f"the request has more images, or parts of videos, than the {items} that the encoders take at once",
                 param="messages",
             )
+        if shortage is Shortage.NO_LORA:
+            return no_lora()
         if shortage is Shortage.NO_CREDIT:
             return ArenaFull("the encoders' arenas are full", retry_after_s=self._retry_after_s)
         return Unavailable("no encoder is available", retry_after_s=self._retry_after_s)

@@ -86,7 +86,7 @@ class Instance:
     limits: InstanceLimits | None = None
     """Limits of its batches by its last load report; None if it does not say."""
     loras: tuple[LoadedLora, ...] = ()
-    """LoRA adapters that it takes requests for, by its last load report."""
+    """LoRA adapters that it takes requests or items for, by its last load report."""
     reports: int = 0
     credits: int = 0
     """Credits not yet returned."""
@@ -359,12 +359,13 @@ class Instance:
 
     def row(self, stages: Stages) -> Candidate:
         """What policies see of it, but for what ``put`` puts there."""
-        info, arena_bytes, max_items, text = self.info, 0, 0, TextTraits()
+        info, arena_bytes, max_items = self.info, 0, 0
+        loras = frozenset([lora.digest for lora in self.loras]) if self.loras else _NO_LORAS
+        text = TextTraits(loras=loras)
         if info is not None and stages[0] is Stage.ENCODE:
             arena_bytes, max_items = info.arena_bytes, info.max_items
         elif info is not None:
             prefill_only = not self.serves((Stage.DECODE,))
-            loras = frozenset([lora.digest for lora in self.loras]) if self.loras else _NO_LORAS
             traits = (info.continues, info.prefills_early, info.transfers_kv, info.kv_kind)
             text = TextTraits(prefill_only, *traits, loras)
         instance_id = "" if info is None else info.instance_id

@@ -58,7 +58,7 @@ class Instances:
     kv_block_tokens: int = 0
     """The largest block of their KV memory; 0 if unknown."""
     loras: Mapping[str, LoadedLora] = field(default_factory=dict)
-    """The LoRA adapters that are served, by name: prefilled and decoded somewhere, as far as is known. Of several with one name the one
+    """The LoRA adapters that are served, by name: encoded if it changes that, prefilled and decoded somewhere, as far as is known. Of several with one name the one
     that most instances have."""
     lora_digests: frozenset[str] = frozenset()
     """Digests of all that are served, under whatever name."""
@@ -198,14 +198,20 @@ class Instances:
             and instance.info is not None
             and instance.info.model == self.model
         ]
-        prefilled, decoded = (
+        encoded, prefilled, decoded = (
             {lora.digest for instance in known if instance.serves((stage,)) for lora in instance.loras}
-            for stage in (Stage.PREFILL, Stage.DECODE)
+            for stage in (Stage.ENCODE, Stage.PREFILL, Stage.DECODE)
         )
-        reports = Counter([lora for instance in known for lora in instance.loras])
+        texts = [instance for instance in known if instance.served.difference(ENCODE)]
+        reports = Counter([lora for instance in texts for lora in instance.loras])
         best = sorted(reports, key=lambda lora: (reports[lora], lora.digest))
-        self.loras = {lora.name: lora for lora in best if lora.digest in prefilled & decoded}
-        self.lora_digests = frozenset([lora.digest for lora in best if lora.digest in prefilled & decoded])
+        served = [
+            lora
+            for lora in best
+            if lora.digest in (prefilled & decoded & encoded if lora.encodes else prefilled & decoded)
+        ]
+        self.loras = {lora.name: lora for lora in served}
+        self.lora_digests = frozenset([lora.digest for lora in served])
 
     def lend(self, states: Mapping[str, LenderState]) -> None:
         """Set which text instances encode first; the states are those of now, as long as they are the same mapping."""

@@ -99,6 +99,7 @@ class RequestItem:
             exclude,
             plan.info.nbytes,
             plan.info.samples_or_pixels,
+            plan.info.lora,
         )
 
     @property

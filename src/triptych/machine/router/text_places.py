@@ -94,7 +94,7 @@ class TextPlaces:
         if event.early:
             return []
         if placed is RequestShortage.NO_LORA:
-            return [PlaceRefused(event.request, _no_lora(), final=True)]
+            return [PlaceRefused(event.request, no_lora(), final=True)]
         if placed is RequestShortage.NO_INSTANCE:
             # Usable ones that were not chosen are of the release before, and cannot go on with answers.
             final = lost or (event.continues and self._instances.has_text)
@@ -121,7 +121,7 @@ class TextPlaces:
             if isinstance(placed, Grant):
                 effects.append(Granted(wanted.request, (placed,)))
             elif placed is RequestShortage.NO_LORA:
-                effects.append(PlaceRefused(wanted.request, _no_lora(), final=True))
+                effects.append(PlaceRefused(wanted.request, no_lora(), final=True))
             else:
                 effects.append(PlaceRefused(wanted.request, self.no_text(), lost))
         return effects
@@ -302,5 +302,5 @@ class TextPlaces:
         return answers * self.expected.predict(None, decode.pending_tokens // answers)
 
 
-def _no_lora() -> TriptychError:
+def no_lora() -> TriptychError:
     return ModelNotFound("the LoRA adapter of the request is not served any more", param="model")

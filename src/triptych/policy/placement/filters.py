@@ -77,6 +77,11 @@ def not_avoided(pool: Pool, want: Placeable, places: Places) -> Places:
     return [place for place in places if pool.name[place] not in want.avoid] if want.avoid else places
 
 
+def has_lora(pool: Pool, want: Placeable, places: Places) -> Places:
+    """Reads which LoRA adapters it takes items or requests for."""
+    return [place for place in places if want.lora in pool.text[place].loras] if want.lora else places
+
+
 # --- of encoders -----------------------------------------------------------------------------------------------------
 
 large_enough: Keep[Want] = each(lambda pool, want, place: pool.arena_bytes[place] >= want.nbytes)
@@ -102,11 +107,6 @@ goes_on: Keep[RequestWant] = each(lambda pool, _, place: pool.text[place].contin
 """Reads whether it can go on with an answer that another one began."""
 is_lending: Keep[RequestWant] = each(lambda pool, _, place: pool.lenders.get(pool.name[place]) is LenderState.LENDING)
 """Reads the states of those that encode first: nobody else passes."""
-
-
-def has_lora(pool: Pool, want: RequestWant, places: Places) -> Places:
-    """Reads which LoRA adapters it takes requests for."""
-    return [place for place in places if want.lora in pool.text[place].loras] if want.lora else places
 
 
 def computes_early(pool: Pool, want: RequestWant, places: Places) -> Places:
@@ -194,6 +194,7 @@ def is_closed(pool: Pool, place: int) -> bool:
 
 ITEM_FILTERS = Filters[Want](
     Filter(usable, implied=True),
+    Filter(has_lora),
     Filter(not_excluded),
     Filter(large_enough, implied=True),
     Filter(not_in_backoff, soft=True, implied=True),
@@ -206,6 +207,7 @@ them. One that failed the item is the last resort among those that have room.
 """
 HEDGE_FILTERS = Filters[Want](
     Filter(usable, implied=True),
+    Filter(has_lora),
     Filter(not_in_backoff, implied=True),
     Filter(not_on_probation),
     Filter(not_excluded),

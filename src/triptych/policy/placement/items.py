@@ -13,7 +13,15 @@ from triptych.domain.record import record
 from triptych.domain.rng import Rng
 from triptych.policy.backlog import EncodeBacklog, ends_s
 from triptych.policy.placement.affinity import Holding, counted, pays
-from triptych.policy.placement.filters import HEDGE_FILTERS, ITEM_FILTERS, Filter, Places, not_excluded, usable
+from triptych.policy.placement.filters import (
+    HEDGE_FILTERS,
+    ITEM_FILTERS,
+    Filter,
+    Places,
+    has_lora,
+    not_excluded,
+    usable,
+)
 from triptych.policy.placement.policy import LEAST_LOADED, PlacementPolicy, in_turn
 from triptych.policy.placement.pool import Pool
 from triptych.policy.placement.wants import Placeable, Want
@@ -49,6 +57,7 @@ class Shortage(Enum):
     NO_CREDIT = "the encoders' arenas are full"
     NEVER_FITS = "larger than the encoders' arenas"
     TOO_MANY_ITEMS = "more items than the encoders take at once"
+    NO_LORA = "no encoder has the LoRA adapter"
 
 
 def place_items(
@@ -60,7 +69,7 @@ def place_items(
     item's embedding, or else one that is encoding it, is preferred over the one that ``placement`` chose if that ``pays``
     (``affinity``). Items of equal content go to the same encoder, which encodes them once. The kind of shortage is found by placing on
     empty arenas: NO_CREDIT only if waiting can help; NEVER_FITS and TOO_MANY_ITEMS only if all encoders are known and no packing
-    exists. Whether it is NO_ENCODER does not depend on the load.
+    exists. Whether it is NO_ENCODER or NO_LORA does not depend on the load.
     """
     choices = _place(pool, wants, placement, rng)
     if choices is not None:
@@ -68,6 +77,8 @@ def place_items(
     by_load = replace(LEAST_LOADED, filters=placement.filters)
     if placement != by_load and (choices := _place(pool, wants, by_load, rng)) is not None:
         return choices  # where another policy found no room
+    if any(want.lora and not has_lora(pool, want, pool.all) for want in wants):
+        return Shortage.NO_LORA
     able = [name for name, is_usable in zip(pool.name, pool.usable, strict=True) if is_usable]
     if any(want.exclude.issuperset(able) for want in wants):
         return Shortage.NO_ENCODER
@@ -223,7 +234,7 @@ class _Search:
         return None if found is None else {content: pool.name[place] for content, place in found.items()}
 
     def _able(self, pool: Pool, want: Want) -> Places:
-        places = not_excluded(pool, want, usable(pool, want, pool.all))
+        places = has_lora(pool, want, not_excluded(pool, want, usable(pool, want, pool.all)))
         for keep in self._filters:
             places = keep(pool, want, places)
         return places

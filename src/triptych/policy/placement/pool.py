@@ -19,7 +19,7 @@ _CHANGING = ("pending_tokens", "pending", "available_bytes", "backoff", "backlog
 
 @record
 class TextTraits:
-    """Abilities of a text instance."""
+    """Abilities of a text instance; of an encoder only its adapters."""
 
     prefill_only: bool = False
     """Whether it transfers whatever it prefills."""
@@ -32,7 +32,7 @@ class TextTraits:
     kv_kind: str = ""
     """Of its keys and values; empty if nobody takes them."""
     loras: frozenset[str] = frozenset()
-    """Digests of the LoRA adapters that it takes requests for."""
+    """Digests of the LoRA adapters that it takes requests or items for."""
 
     def has_lora(self, digest: str) -> bool:
         """Whether it takes requests with this adapter; an empty digest stands for none."""

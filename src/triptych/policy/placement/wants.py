@@ -27,6 +27,8 @@ class Want:
     media_nbytes: int = 0
     pixels: int = 0
     """Of an image or of a video's frames; samples of a sound."""
+    lora: str = ""
+    """Digest of the LoRA adapter that it is encoded with; empty without one."""
     holders: ClassVar[Mapping[str, int]] = _NOTHING
 
     def work(self, hosts: Mapping[str, str]) -> Work:

@@ -12,13 +12,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.unit.engine.loras import ALL, PREFIX, make_lora, merged
+from tests.unit.engine.loras import ALL, PREFIX, VISION, make_lora, merged
 from tests.unit.engine.on_cuda import as_on_cuda
 from tests.unit.engine.tiny import (
     Question,
     Reference,
+    encoder_engine,
     engine_request,
     greedy,
+    info_of,
     random_question,
     run,
     text_config,
@@ -31,7 +33,7 @@ from triptych.engine.checkpoint import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from triptych.engine.decoder.setup import KvOptions
 from triptych.engine.decoder.text_engine import TransformersTextEngine
 from triptych.engine.encoder import TransformersEncoderEngine
-from triptych.errors import InvalidRequest
+from triptych.errors import EngineFailure, InvalidRequest
 
 MAX_TOKENS = 8
 
@@ -109,6 +111,27 @@ def test_eight_adapters_and_none_in_one_batch_answer_as_their_merged_models(
         engine.add(ask(f"{number}", question, digest))
     assert run(engine) == expected
     assert len({tuple(answer) for answer in expected.values()}) > len(expected) // 2
+
+
+def test_an_adapter_of_both_parts_answers_as_the_merged_model(
+    model_dir: Path, adapters: Adapters, reference: Reference, tmp_path: Path
+) -> None:
+    vision = {VISION: reference.model.model.vision_tower}
+    lora = make_lora(tmp_path / "both", adapters.decoder, seed=1, targets=("q_proj", "fc1"), encoders=vision)
+    whole = merged(model_dir, lora)
+    engine, encoder = text_engine(model_dir), encoder_engine(model_dir)
+    assert encoder.loras is not None
+    encoder.loras.add(encoder.loras.read(lora))
+    digest = load(engine, lora)
+    question = clear([whole], images=2, seed=3)
+    asked = engine_request("asked", question, whole, encoder, greedy(MAX_TOKENS), lora=digest)
+    engine.add(replace(asked, lora=digest))
+    assert run(engine) == {"asked": whole.answer(question, MAX_TOKENS)}
+    assert encoder.loras.nbytes > 0
+    with pytest.raises(EngineFailure, match="not loaded"):
+        encoder_engine(model_dir).encode(
+            [encoder.prepare(media, info_of(media).with_lora(digest)) for media in question.images]
+        )
 
 
 def test_a_cached_prefix_of_one_adapter_is_used_by_no_other(model_dir: Path, adapters: Adapters, ask: Ask) -> None:
@@ -322,7 +345,7 @@ def test_matrices_that_do_not_fit_the_language_model_are_refused(
     first = next(iter(matrices))
     nan = matrices[first].clone()
     nan[0, 0] = torch.nan
-    vision = "base_model.model.model.vision_tower.vision_model.encoder.layers.0.self_attn.q_proj.lora_A.weight"
+    vision = "base_model.model.model.other_tower.encoder.layers.0.self_attn.q_proj.lora_A.weight"
     cases: dict[str, dict[str, torch.Tensor]] = {
         "does not fit": {first: matrices[first]},
         "no linear layer": {name.replace("layers.0", "layers.9"): value for name, value in matrices.items()},

@@ -46,6 +46,13 @@ from triptych.testing.model import fake_prompt_builder, fake_tokenizer
 from triptych.tokens.grammar import Grammars
 from triptych.virtual.world import virtual_world
 
+ENCODES = "encodes"
+
+
+def lora_of(name: str, directory: str) -> LoadedLora:
+    """The adapter that a fake instance finds in a directory: it changes embeddings if that is called so."""
+    return LoadedLora(name, blake2b(directory.encode(), digest_size=32).hexdigest(), 8, 100, directory == ENCODES)
+
 
 class KillableInstance:
     """A fake instance: killing it fails every running call; after a restart it has another epoch."""
@@ -65,6 +72,8 @@ class KillableInstance:
         self.kv_kind = ""
         self.transfers_kv = False
         self.closed = 0
+        self.loras: dict[str, LoadedLora] = {}
+        self.lora_errors: deque[Exception] = deque()
         self._died = asyncio.Event()
 
     def kill(self) -> None:
@@ -86,6 +95,22 @@ class KillableInstance:
     async def close(self) -> None:
         """Part of a stub's interface."""
         self.closed += 1
+
+    async def load_lora(self, order: LoadLora) -> LoadedLora:
+        await self.spend(0.01)
+        if self.lora_errors:
+            raise self.lora_errors.popleft()
+        self.loras[order.name] = lora_of(order.name, order.directory)
+        return self.loras[order.name]
+
+    async def unload_lora(self, name: str) -> None:
+        await self.spend(0.01)
+        if self.loras.pop(name, None) is None:
+            raise ModelNotFound(f"no LoRA adapter {name!r} is loaded", param="name")
+
+    def check_lora(self, digest: str) -> None:
+        if digest and all(lora.digest != digest for lora in self.loras.values()):
+            raise StageClosed("the LoRA adapter is not loaded here any more")
 
     async def describe(self) -> InstanceInfo:
         await self.spend(0.001)
@@ -113,6 +138,7 @@ class FakeEncoder(KillableInstance):
         self.encode_s = 0.01
         self.extra_tokens = 0
         self.encoded: list[bytes] = []
+        self.encoded_loras: list[str] = []
         self.leases: dict[LeaseId, Ticket] = {}
         self.forgets = False
         self.working = 0
@@ -124,7 +150,8 @@ class FakeEncoder(KillableInstance):
         return sum({ticket.key: ticket.slot_nbytes for ticket in self.leases.values()}.values())
 
     def _load(self) -> InstanceLoad:
-        return InstanceLoad({Stage.ENCODE: StageLoad(self.working * 4, self.working, self.leased_bytes)})
+        encode = StageLoad(self.working * 4, self.working, self.leased_bytes)
+        return InstanceLoad({Stage.ENCODE: encode}, loras=tuple(self.loras.values()))
 
     def restart(self) -> None:
         super().restart()
@@ -132,6 +159,7 @@ class FakeEncoder(KillableInstance):
         self.working = 0
 
     async def encode(self, request: EncodeRequest) -> EncodeResult:
+        self.check_lora(request.info.lora)
         if self.failures:
             raise self.failures.popleft()
         self.working += 1
@@ -153,6 +181,7 @@ class FakeEncoder(KillableInstance):
         self.leases |= {own: ticket, reader: ticket}
         self.most_leased_bytes = max(self.most_leased_bytes, self.leased_bytes)
         self.encoded.append(request.media)
+        self.encoded_loras.append(request.info.lora)
         return EncodeResult(ticket, own, cached=False, queue_s=0.0, encode_s=self.encode_s)
 
     async def lease(self, request: LeaseRequest) -> Ticket:
@@ -189,11 +218,6 @@ class FakeEncoder(KillableInstance):
             await self.spend(0.05)
 
 
-def lora_of(name: str, directory: str) -> LoadedLora:
-    """The adapter that a fake text instance finds in a directory."""
-    return LoadedLora(name, blake2b(directory.encode(), digest_size=32).hexdigest(), 8, 100)
-
-
 class FakeText(KillableInstance):
     """A text instance that transfers and takes what others have, once it knows them as ``peers``."""
 
@@ -226,16 +250,13 @@ class FakeText(KillableInstance):
         self.finishes = True
         self.continues = True
         self.drains = False
-        self.loras: dict[str, LoadedLora] = {}
-        self.lora_errors: deque[Exception] = deque()
 
     async def generate(self, request: TextRequest) -> AsyncGenerator[Sequence[TextEvent]]:
         self.requests.append(request)
         self.running += 1
         try:
             await self.spend(0.002)
-            if request.lora and all(lora.digest != request.lora for lora in self.loras.values()):
-                raise StageClosed("the LoRA adapter is not loaded here any more")
+            self.check_lora(request.lora)
             if self.failures:
                 raise self.failures.popleft()
             lost = [place.item for place in request.placements if not self._held(place.ticket)]
@@ -263,18 +284,6 @@ class FakeText(KillableInstance):
                 yield [await self._transfer_kv(request, self.tokens)]
         finally:
             self.running -= 1
-
-    async def load_lora(self, order: LoadLora) -> LoadedLora:
-        await self.spend(0.01)
-        if self.lora_errors:
-            raise self.lora_errors.popleft()
-        self.loras[order.name] = lora_of(order.name, order.directory)
-        return self.loras[order.name]
-
-    async def unload_lora(self, name: str) -> None:
-        await self.spend(0.01)
-        if self.loras.pop(name, None) is None:
-            raise ModelNotFound(f"no LoRA adapter {name!r} is loaded", param="name")
 
     async def _transfer_kv(self, request: TextRequest, sent: int) -> KvTransferred:
         await self.spend(self.seal_s)

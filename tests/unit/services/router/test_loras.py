@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
-from tests.unit.services.router.fakes import Bench, FakeText, ask, bench, collect, image, lora_of
+from tests.unit.services.router.fakes import ENCODES, Bench, KillableInstance, ask, bench, collect, image, lora_of
 from tests.unit.services.router.test_service import until, virtual
 from triptych.domain.generation import ChatFinished
 from triptych.domain.lora import LoadLora
 from triptych.domain.stage import Role
-from triptych.errors import InvalidRequest, ModelNotFound, Unavailable
+from triptych.errors import FailedPrecondition, InvalidRequest, ModelNotFound, Unavailable
 from triptych.machine.text.prefix_hashes import salt_of
 from triptych.policy.policies import PolicyNames
 from triptych.services.router.settings import RouterSettings
@@ -19,9 +19,9 @@ REPORTS_S = 0.2
 """In which every instance reports its load."""
 
 
-async def have(name: str, directory: str, *texts: FakeText) -> None:
-    for text in texts:
-        text.loras[name] = lora_of(name, directory)
+async def have(name: str, directory: str, *instances: KillableInstance) -> None:
+    for instance in instances:
+        instance.loras[name] = lora_of(name, directory)
     await asyncio.sleep(REPORTS_S)
 
 
@@ -173,3 +173,55 @@ async def test_requests_with_adapters_are_prefilled_early_where_the_adapter_is()
         assert await answered(made, "r", "digits", images=3)
         assert not made.texts[0].requests
         assert {request.lora for request in made.texts[1].requests} == {lora_of("digits", "d").digest}
+
+
+@virtual
+async def test_items_of_an_adapter_that_changes_embeddings_go_to_the_encoders_that_have_it() -> None:
+    async with bench(encoders=3, texts=2) as made:
+        await have("digits", ENCODES, *made.texts)
+        with pytest.raises(ModelNotFound):
+            await answered(made, "no encoder has it", "digits", images=1)
+        await have("digits", ENCODES, made.encoders[1])
+        await have("plain", "d", *made.texts)
+        digest = lora_of("digits", ENCODES).digest
+        for number in range(4):
+            assert await answered(made, f"r{number}", "digits", images=2)
+        assert {encoder.instance_id for encoder in made.encoders if encoder.encoded} == {"encoder-1"}
+        assert set(made.encoders[1].encoded_loras) == {digest}
+        for number in range(4):
+            assert await answered(made, f"p{number}", "plain", images=2)
+            assert await answered(made, f"b{number}", FAKE_MODEL.model_id, images=2)
+        assert {lora for encoder in made.encoders for lora in encoder.encoded_loras} == {"", digest}
+        made.encoders[1].loras.clear()
+        with pytest.raises(ModelNotFound):
+            await answered(made, "unloaded just now", "digits", images=1)
+
+
+@virtual
+async def test_a_lost_encoder_makes_its_adapter_unavailable_and_items_wait_for_it() -> None:
+    async with bench(encoders=2) as made:
+        await have("digits", ENCODES, made.encoders[0], *made.texts)
+        made.encoders[0].kill()
+        with pytest.raises(Unavailable):
+            await answered(made, "r", "digits", images=1)
+        assert not made.encoders[1].encoded
+
+
+@virtual
+async def test_an_order_loads_what_changes_embeddings_at_encoders_too_and_nothing_if_one_cannot() -> None:
+    async with bench(encoders=2, texts=2) as made:
+        instances: list[KillableInstance] = [*made.encoders, *made.texts]
+        made.encoders[1].lora_errors.append(FailedPrecondition("it has no lora_root"))
+        with pytest.raises(FailedPrecondition):
+            await made.router.load_lora(LoadLora("digits", ENCODES))
+        assert not any(instance.loras for instance in instances)
+        made.encoders[1].lora_errors.append(FailedPrecondition("it has no lora_root"))
+        assert await made.router.load_lora(LoadLora("plain", "d")) == lora_of("plain", "d")
+        assert await made.router.load_lora(LoadLora("digits", ENCODES)) == lora_of("digits", ENCODES)
+        assert all("digits" in instance.loras for instance in instances)
+        assert await answered(made, "at once", "digits", images=1)
+        for name in ("plain", "digits"):
+            with pytest.raises(InvalidRequest, match="loaded already"):
+                await made.router.load_lora(LoadLora(name, "d"))
+            await made.router.unload_lora(name)
+        assert not any(instance.loras for instance in instances)

@@ -2,7 +2,7 @@ import pytest
 
 from triptych.domain.lora import LoadedLora, LoraLimits
 from triptych.errors import InvalidRequest, ModelNotFound
-from triptych.machine.text.lora_table import LoraTable
+from triptych.machine.lora_table import LoraTable
 
 
 def lora(name: str, digest: str = "", nbytes: int = 10) -> LoadedLora:

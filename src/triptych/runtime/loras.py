@@ -1,19 +1,20 @@
-"""Loads and unloads the LoRA adapters of a text instance while it serves."""
+"""Loads and unloads the LoRA adapters of an engine while it serves."""
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from triptych.domain.lora import LoadedLora, LoadLora, LoraLimits
 from triptych.errors import FailedPrecondition, InvalidRequest, StageClosed
-from triptych.machine.text.lora_table import LoraTable
-from triptych.ports import LoraAccess, Offload, TextEngine
-
-from .engine_loop import EngineLoop
-from .jobs import Jobs
+from triptych.machine.lora_table import LoraTable
+from triptych.ports import LoraAccess, Offload
+from triptych.runtime.process import CannotStart
+from triptych.runtime.tasks import TaskScope
+from triptych.runtime.watched_value import WatchedValue
 
 logger = logging.getLogger(__name__)
 
@@ -23,24 +24,29 @@ class Loras:
 
     def __init__(
         self,
-        engine: TextEngine,
-        loop: EngineLoop,
-        jobs: Jobs,
+        access: LoraAccess[Any] | None,
+        model_id: str,
         limits: LoraLimits,
         *,
         root: Path | None,
+        between: Callable[[Callable[[], None]], Awaitable[None]],
+        is_used: Callable[[str], bool],
         reading: Offload,
-        notify: Callable[[], None],
+        scope: TaskScope,
+        load: WatchedValue[Any],
     ) -> None:
-        """``root``: the directory whose parts may be loaded on order; None for none. ``reading`` reads files. ``notify`` reports the load."""
-        self._access: LoraAccess[Any] | None = engine.loras
-        self._model_id = engine.model.model_id
-        self._table = LoraTable(limits, self._model_id)
-        self._loop = loop
-        self._jobs = jobs
+        """``root``: the directory whose parts may be loaded on order; None for none. ``between`` calls the engine between two steps or
+        passes. ``is_used``: whether a request or item with the adapter of a digest runs. ``reading`` reads files. ``load`` is the report.
+        """
+        self._access = access
+        self._model_id = model_id
+        self._table = LoraTable(limits, model_id)
+        self._between = between
+        self._is_used = is_used
         self._root = root
         self._reading = reading
-        self._notify = notify
+        self._scope = scope
+        self._load = load
         self._changing = asyncio.Lock()
 
     @property
@@ -49,7 +55,7 @@ class Loras:
         return self._table.loaded
 
     def check(self, digest: str) -> None:
-        """Raises StageClosed for a request with an adapter that takes none."""
+        """Raises StageClosed for a request or item with an adapter that takes none."""
         if digest and not self._table.takes(digest):
             raise StageClosed("the LoRA adapter is not loaded here any more")
 
@@ -69,33 +75,40 @@ class Loras:
         async with self._changing:
             self._table.check_name(name)
             files = await self._reading.run(self._access.read, directory)
-            lora = LoadedLora(name, files.digest, files.rank, files.nbytes)
+            lora = LoadedLora(name, files.digest, files.rank, files.nbytes, files.encodes)
             self._table.check(lora)
-            await self._loop.between(partial(self._access.add, files))
+            await self._between(partial(self._access.add, files))
             self._table.add(lora)
         logger.info(
             "LoRA adapter %s is loaded: rank %d, %d bytes, digest %s", name, lora.rank, lora.nbytes, lora.digest
         )
-        self._notify()
+        self._load.notify()
         return lora
 
-    def unload(self, name: str) -> LoadedLora:
-        """Take no more requests for it. ``free`` follows. Raises ModelNotFound."""
+    async def load_at_start(self, given: Sequence[str]) -> None:
+        """Load those of the settings, each ``NAME=DIR``. Raises CannotStart."""
+        for entry in given:
+            name, _, directory = entry.partition("=")
+            try:
+                await self.load(name, Path(directory))
+            except InvalidRequest as error:
+                raise CannotStart(f"lora {name}: {error.message}") from None
+
+    def unload(self, name: str) -> None:
+        """Take no more requests for it; its memory is freed when none runs. Raises ModelNotFound."""
         lora = self._table.leave(name)
         logger.info("LoRA adapter %s is unloaded: it takes no more requests", name)
-        self._notify()
-        return lora
+        self._load.notify()
+        with suppress(RuntimeError):  # the process is ending
+            self._scope.spawn(self._free_when_unused(lora), name=f"unload {name}")
 
-    def is_used(self, digest: str) -> bool:
-        """Whether a request with this adapter runs."""
-        return any(job.request.lora == digest for job in self._jobs)
-
-    async def free(self, lora: LoadedLora) -> None:
-        """Free the memory of an adapter that was unloaded and is not used; does nothing if it is loaded again."""
+    async def _free_when_unused(self, lora: LoadedLora) -> None:
+        """Does nothing if it is loaded again meanwhile."""
+        await self._load.wait_until(lambda _: not self._is_used(lora.digest))
         async with self._changing:
-            if self._access is None or not self._table.is_leaving(lora.digest) or self.is_used(lora.digest):
+            if self._access is None or not self._table.is_leaving(lora.digest) or self._is_used(lora.digest):
                 return
-            await self._loop.between(partial(self._access.remove, lora.digest))
+            await self._between(partial(self._access.remove, lora.digest))
             self._table.forget(lora.digest)
         logger.info("the memory of LoRA adapter %s is free", lora.name)
 

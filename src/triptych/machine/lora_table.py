@@ -1,4 +1,4 @@
-"""The LoRA adapters of a text instance, by their names: which take requests, and which wait for the end of those that run."""
+"""The LoRA adapters of an engine, by their names: which take requests, and which wait for the end of those that run."""
 
 from triptych.domain.lora import LoadedLora, LoraLimits, is_lora_name
 from triptych.errors import InvalidRequest, ModelNotFound
