@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from tests.integration.families.harness import Case, TinyFamily, encode_here
-from tests.models import zoo_grids, zoo_tiles
+from tests.models import zoo_grids, zoo_tiles, zoo_timm
 
 SPLIT_OTHERWISE = "hyperclovax_vision_v2"
 """Its class of tokenizers does not take the way in which the tiny tokenizer splits text."""
 ZOO: dict[str, TinyFamily] = {
-    tiny.name: tiny for tiny in (*zoo_grids.ZOO, *zoo_tiles.ZOO) if tiny.name != SPLIT_OTHERWISE
+    tiny.name: tiny for tiny in (*zoo_grids.ZOO, *zoo_tiles.ZOO, zoo_timm.GEMMA3N) if tiny.name != SPLIT_OTHERWISE
 }
 USUAL = ("qwen3_5", "granite4_vision", "hunyuan_vl", "minicpmv4_6", "moss_transcribe_diarize")
 """Linear attention; rows for layers; a target of several tokens; places of items; audio."""

@@ -208,7 +208,8 @@ class GenericEncoder:
     def _encode(self, features: Features) -> tuple[torch.Tensor, ...]:
         called, placed = self._called_with(features)
         rows = called["inputs_embeds"][0]
-        if rows[~placed].any():
+        beside = rows[~placed]
+        if beside.any() and not torch.equal(beside, self._without_item(features)[~placed]):
             raise ValueError("the model places an item's rows beside its placeholders")
         layers = called.get(_LAYER_LIST) or called.get(_LAYER_DICT) or ()
         of_layers = layers.values() if isinstance(layers, dict) else layers
@@ -222,6 +223,13 @@ class GenericEncoder:
         called = self._forward(**given | _token_types(ids, self._family, self._device))
         placed = torch.isin(ids, torch.tensor(sorted(self._family.placeholder_ids)))
         return called, placed.to(self._device)
+
+    def _without_item(self, features: Features) -> torch.Tensor:
+        """The same prompt's embeddings without the item: of tokens that the model embeds beside its language model."""
+        ids = features["input_ids"]
+        given = _token_types(ids[0], self._family, self._device)
+        rows: torch.Tensor = self._forward(input_ids=self._moved(ids), **given)["inputs_embeds"][0]
+        return rows
 
     @torch.inference_mode()
     def _check_rows(self, model_type: str) -> None:
