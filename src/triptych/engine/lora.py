@@ -31,6 +31,7 @@ _KEY = re.compile(
 """Names of matrices of the language model's layers. Encoders have layers too, under other names."""
 _ENCODER_KEY = re.compile(r"base_model\.model\.(?:model\.)?((\w+)(?:\..+)?)\.lora_([AB])(?:\.\w+)?\.weight")
 """Names of matrices of an encoder: the path in the model without its head, and the first name of that."""
+_FORMER_LEVEL = ".vision_model."
 _PLAIN: Mapping[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none", None),
@@ -296,7 +297,7 @@ def read_lora(
     rank, scale = _rank_and_scale(config, limits.max_lora_rank)
     of_decoder, of_encoder = _matrices(raw[1], encoders)
     _check_targets(config.get("target_modules"), of_decoder | of_encoder)
-    found = of_encoder if is_encoder else of_decoder
+    found = {_present(part, path): both for path, both in of_encoder.items()} if is_encoder else of_decoder
     parts = {path: _part(path, matrices, part, rank, scale) for path, matrices in found.items()}
     return LoraWeights(digest.hexdigest(), rank, parts, bool(of_encoder))
 
@@ -361,6 +362,14 @@ def _matrices(raw: bytes, encoders: Collection[str]) -> tuple[_Matrices, _Matric
                 f"{ADAPTER_WEIGHTS} has a tensor that is no matrix of a layer of the language model, nor of an encoder: {_shown(name)}"
             )
     return of_decoder, of_encoder
+
+
+def _present(model: nn.Module, path: str) -> str:
+    """The path, without the level that vision towers had in adapters of transformers 4, where it is gone."""
+    if _FORMER_LEVEL not in path or path in (names := {name for name, _ in model.named_modules()}):
+        return path
+    shorter = path.replace(_FORMER_LEVEL, ".", 1)
+    return shorter if shorter in names else path
 
 
 def _check_targets(targets: object, found: Mapping[str, object]) -> None:

@@ -128,6 +128,14 @@ def test_an_adapter_of_both_parts_answers_as_the_merged_model(
     engine.add(replace(asked, lora=digest))
     assert run(engine) == {"asked": whole.answer(question, MAX_TOKENS)}
     assert encoder.loras.nbytes > 0
+    before = {
+        name.replace("model.model.vision_tower.", "model.vision_tower.vision_model."): matrix
+        for name, matrix in load_file(lora / ADAPTER_WEIGHTS).items()
+    }
+    save_file(
+        before, make_lora(tmp_path / "older", adapters.decoder, seed=1, targets=("q_proj", "fc1")) / ADAPTER_WEIGHTS
+    )
+    assert encoder.loras.read(tmp_path / "older").parts.keys() == encoder.loras.read(lora).parts.keys()
     with pytest.raises(EngineFailure, match="not loaded"):
         encoder_engine(model_dir).encode(
             [encoder.prepare(media, info_of(media).with_lora(digest)) for media in question.images]
