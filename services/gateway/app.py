@@ -127,6 +127,7 @@ async def _routers(settings: GatewaySettings, tls: TlsIdentity | None, metrics: 
                     clock=monotonic,
                     name=instance_name("gateway", settings.port, new_epoch()),
                     kinds=(MemberKind.ROUTER,),
+                    metrics=settings.metrics_address,
                 )
                 metrics.watch(membership.metrics)
                 metrics.watch(lambda: membership_gauges(membership.version, membership.fault))

@@ -63,7 +63,12 @@ async def app(
         async def pools(_: Query) -> object:
             return manager_document(await service.status())
 
+        async def targets(query: Query) -> object:
+            found = service.metrics_targets()
+            return [target for target in found if query.get("job", target["labels"]["job"]) == target["labels"]["job"]]
+
         telemetry.show("/pools", pools)
+        telemetry.show("/sd", targets)
         register = PoolManagerServicer(service, tls).register
         server = await stack.enter_async_context(
             server_of(settings, (SERVICE_NAME,), register, telemetry=telemetry, tls=tls)

@@ -2,10 +2,12 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from itertools import count
+from typing import Any
 
 from triptych.domain.decision import Acting
 from triptych.domain.instance import InstanceLimits
@@ -48,13 +50,14 @@ from triptych.machine.pool_manager.member_events import (
     SwitchServed,
 )
 from triptych.machine.pool_manager.members import MembersMachine
-from triptych.policy.addresses import why_not_called
+from triptych.policy.addresses import seen_from, why_not_called
 from triptych.policy.consequences import loss
 from triptych.ports import Clock, Replanner, Scaler, Store
 from triptych.runtime.profiles import KnownProfiles
 from triptych.runtime.watched_value import ReportIntervals, WatchedValue
 from triptych.runtime.world import World
 from triptych.scaling.none import NoScaler
+from triptych.wire.documents import discovery_document
 
 from .batch_limits import BatchDecisions
 from .capacity import Capacities
@@ -182,6 +185,8 @@ class PoolManagerService:
         self._sessions: dict[int, _Session] = {}
         self._numbers = count(1)
         self._watchers = 0
+        self._gateways = Counter[str]()
+        """Watchers by the address of their metrics, which those that are members do not tell."""
         self._draining = False
 
     def start(self) -> None:
@@ -215,6 +220,11 @@ class PoolManagerService:
     @property
     def watchers(self) -> int:
         return self._watchers
+
+    def metrics_targets(self) -> list[dict[str, Any]]:
+        """Where metrics can be scraped that this manager knows of, in Prometheus' format of HTTP service discovery."""
+        members = [member.registration for pool in self._machine.pools(self._clock()) for member in pool.members]
+        return discovery_document(members, sorted(self._gateways), seen_from(self._settings.metrics_address, ""))
 
     def members_by_state(self) -> dict[tuple[str, ...], int]:
         """Number of members by role (empty for routers) and condition, or ``suspected``."""
@@ -281,6 +291,7 @@ class PoolManagerService:
         if self._watchers >= self._settings.max_watchers:
             raise Overloaded(f"{self._watchers} watchers are connected, which is the limit")
         self._watchers += 1
+        self._gateways[watch.metrics] += 1
         try:
             async with aclosing(self._changes.watch()) as versions:
                 async for _ in versions:
@@ -289,6 +300,7 @@ class PoolManagerService:
                     yield delta
         finally:
             self._watchers -= 1
+            self._gateways -= Counter((watch.metrics,))
 
     async def status(self) -> ManagerStatus:
         now_s = self._clock()

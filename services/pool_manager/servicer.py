@@ -2,12 +2,14 @@
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 
 import grpc.aio
 
-from triptych.domain.pool import MemberReport
+from triptych.domain.pool import MemberReport, Registration
+from triptych.policy.addresses import seen_from
 from triptych.ports import PoolManager
-from triptych.rpc.authorization import Context
+from triptych.rpc.authorization import Context, ip_of
 from triptych.runtime.tls import TlsIdentity
 from triptych.v1 import pool_manager_pb2, pool_manager_pb2_grpc
 from triptych.wire import pool_manager
@@ -31,7 +33,7 @@ class PoolManagerServicer(pool_manager_pb2_grpc.PoolManagerServicer):
     async def Attend(  # noqa: N802 - the name is the wire's
         self, requests: AsyncIterator[pool_manager_pb2.MemberReport], context: Context
     ) -> AsyncGenerator[pool_manager_pb2.Order]:
-        reports = self._hosts.noted(_reports(requests), context)
+        reports = self._hosts.noted(_reports(requests, ip_of(context)), context)
         async with aclosing(self._service.attend(reports)) as orders:
             async for order in orders:
                 yield pool_manager.ORDER.to_wire(order)
@@ -39,8 +41,9 @@ class PoolManagerServicer(pool_manager_pb2_grpc.PoolManagerServicer):
     async def Watch(  # noqa: N802
         self, request: pool_manager_pb2.WatchRequest, context: Context
     ) -> AsyncGenerator[pool_manager_pb2.MembershipDelta]:
-        del context
-        async with aclosing(self._service.watch(pool_manager.WATCH.from_wire(request))) as deltas:
+        watch = pool_manager.WATCH.from_wire(request)
+        watch = replace(watch, metrics=seen_from(watch.metrics, ip_of(context)))
+        async with aclosing(self._service.watch(watch)) as deltas:
             async for delta in deltas:
                 yield pool_manager.DELTA.to_wire(delta)
 
@@ -83,6 +86,9 @@ class PoolManagerServicer(pool_manager_pb2_grpc.PoolManagerServicer):
         return pool_manager_pb2.RollResponse()
 
 
-async def _reports(requests: AsyncIterator[pool_manager_pb2.MemberReport]) -> AsyncGenerator[MemberReport]:
+async def _reports(requests: AsyncIterator[pool_manager_pb2.MemberReport], caller: str) -> AsyncGenerator[MemberReport]:
     async for message in requests:
-        yield pool_manager.report_from_wire(message)
+        report = pool_manager.report_from_wire(message)
+        if isinstance(report, Registration):
+            report = replace(report, metrics=seen_from(report.metrics, caller))
+        yield report

@@ -57,7 +57,7 @@ async def prometheus(targets: dict[str, str], folder: Path) -> AsyncIterator[Pro
     config["global"] = {"scrape_interval": f"{SCRAPE_S * 1000:g}ms", "evaluation_interval": f"{SCRAPE_S * 1000:g}ms"}
     config["rule_files"] = [str(DEPLOY / "prometheus" / "alerts.yml")]
     for job in config["scrape_configs"]:
-        del job["dns_sd_configs"]
+        del job["dns_sd_configs" if job["job_name"] == "pool-manager" else "http_sd_configs"]
         of_job = [target for name, target in targets.items() if name.startswith(job["job_name"])]
         assert of_job, job["job_name"]
         job["static_configs"] = [{"targets": of_job}]

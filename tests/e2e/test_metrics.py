@@ -2,18 +2,23 @@
 
 import asyncio
 import base64
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
 import pytest
 import pytest_asyncio
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.e2e.client import post, rest, text_of
 from tests.e2e.reference import DIGITS, Question
 from triptych.cli.cluster import LocalCluster
+from triptych.cli.model import Model
+from triptych.cli.process_plan import ClusterPlan
 
+DOCS = Path(__file__).parents[2] / "docs"
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 EIGHT = Question("What digits are shown?", tuple(f"{digit}_a" for digit in range(8)))
@@ -88,6 +93,32 @@ async def scraped(cluster: LocalCluster, client: httpx.AsyncClient) -> Scrape:
         assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
         scrape.add(name, answer.text)
     return scrape
+
+
+async def test_prometheus_finds_every_process_by_the_configuration_in_the_docs(cluster: LocalCluster) -> None:
+    block = re.search(r"```yaml\n(scrape_configs:.*?)```", (DOCS / "observability.md").read_text(), re.DOTALL)
+    assert block is not None
+    found, gateway = yaml.safe_load(block[1])["scrape_configs"]
+    documented = ClusterPlan.make(
+        Model.all_named(["demo"]), scaled=False, autoscale=False, threads=1, options={}, admin_port=9100
+    )
+    ports = {plan.name: plan.admin_port for plan in documented.processes}
+    (discovery,), (static,) = found["http_sd_configs"], gateway["static_configs"]
+    assert static["targets"] == [f"127.0.0.1:{ports['gateway']}"]
+    url = httpx.URL(discovery["url"])
+    assert (url.host, url.port) == ("127.0.0.1", ports["pool-manager"])
+
+    at = {name: url.removeprefix("http://") for name, url in cluster.admin_urls.items()}
+    async with rest(cluster.admin_urls["pool-manager"]) as client:
+        answer = await client.get(url.raw_path.decode())
+        encoders = (await client.get("/sd", params={"job": "encoder"})).json()
+    assert answer.headers["content-type"] == "application/json"
+    groups = {target: group["labels"] for group in answer.json() for target in group["targets"]}
+    assert groups.keys() == {address for name, address in at.items() if name != "gateway"}
+    assert {labels["job"] for labels in groups.values()} == {"router", "pool-manager", "encoder", "text"}
+    text = {"job": "text", "role": "PD", "pool": "triptych-demo/PD", "model": "triptych-demo"}
+    assert groups[at["text-0"]] == text
+    assert [group["targets"] for group in encoders] == [[at["encoder-0"]], [at["encoder-1"]]]
 
 
 async def test_counts_are_right_after_a_few_requests(cluster: LocalCluster) -> None:

@@ -46,6 +46,15 @@ class Registration:
     """The widest role that an instance can be ordered to switch to."""
     tier: Tier | None = None
     """Tier of hardware of an instance: it is in a pool with others of that tier. None without tiers."""
+    metrics: str = ""
+    """``HOST:PORT`` of its admin port; empty without one."""
+
+    @property
+    def service(self) -> str:
+        """The service that it is a process of, as jobs of Prometheus are named."""
+        if self.kind is MemberKind.ROUTER:
+            return "router"
+        return "encoder" if self.role is Role.E and self.switchable is None else "text"
 
     @property
     def pool(self) -> PoolName | None:
@@ -163,6 +172,8 @@ class Watch:
     """Empty for all models."""
     kinds: tuple[MemberKind, ...] = ()
     """Empty for all kinds."""
+    metrics: str = ""
+    """``HOST:PORT`` of the admin port of a watcher that is no member; else empty."""
 
     def wants(self, kind: MemberKind, model: str) -> bool:
         return (not self.kinds or kind in self.kinds) and self.model in ("", model)

@@ -39,3 +39,23 @@ def canonical(address: str) -> str:
     except ValueError:
         return f"{bare}:{int(port)}"
     return f"[{ip.compressed}]:{int(port)}" if ip.version == 6 else f"{ip}:{int(port)}"
+
+
+def seen_from(address: str, caller: str) -> str:
+    """The HOST:PORT at which others reach what a process says it listens on; empty where none does.
+
+    ``caller`` is the host that the process calls from. It stands for a wildcard address. A loopback address is of that
+    host alone, so it is reached only where the caller's is one too.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        ip = ip_address(host.removeprefix("[").removesuffix("]"))
+        by = ip_address(caller) if caller else None
+        number = int(port)
+    except ValueError:
+        return ""
+    if ip.is_unspecified and by is not None:
+        ip = by
+    elif ip.is_unspecified or (ip.is_loopback and by is not None and not by.is_loopback):
+        return ""
+    return canonical(f"[{ip}]:{number}")

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeAlias
+from urllib.parse import unquote
 
 import grpc.aio
 
@@ -89,3 +90,8 @@ class Authorization:
 def host_of(context: Context) -> str:
     """The address that the caller connects from, without its port."""
     return context.peer().rpartition(":")[0]
+
+
+def ip_of(context: Context) -> str:
+    """The IP address that the caller connects from."""
+    return unquote(host_of(context)).partition(":")[2].removeprefix("[").removesuffix("]")

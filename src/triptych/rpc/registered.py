@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from functools import partial
+from dataclasses import replace
 from typing import Protocol
 
 from triptych.domain.instance import InstanceInfo
@@ -72,10 +72,14 @@ async def registered(
     if not access.pool_manager:
         yield
         return
+
+    async def introduced() -> Registration:
+        return replace(await introduce(settings.advertised(app.port)), metrics=settings.metrics_address)
+
     async with TaskScope("registrar") as scope:
         registrar = Registrar(
             service,
-            partial(introduce, settings.advertised(app.port)),
+            introduced,
             app.drain,
             lambda address: PoolManagerStub(address, tls),
             access,

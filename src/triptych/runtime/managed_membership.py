@@ -42,8 +42,11 @@ class ManagedMembership:
         name: str,
         model: str = "",
         kinds: Sequence[MemberKind] = (),
+        metrics: str = "",
     ) -> None:
-        """Members of one ``model`` and some ``kinds``; empty for all. Pauses are jittered by ``name``."""
+        """Members of one ``model`` and some ``kinds``; empty for all. Pauses are jittered by ``name``. ``metrics`` is the address of the
+        admin port of a process that is no member.
+        """
         self.fault = "no pool manager has answered yet"
         self._connect = connect
         self._access = access
@@ -52,6 +55,7 @@ class ManagedMembership:
         self._name = name
         self._model = model
         self._kinds = tuple(kinds)
+        self._metrics = metrics
         self._heard_s: float | None = None
 
     @property
@@ -99,7 +103,8 @@ class ManagedMembership:
         """Deltas of one pool manager. Raises TimeoutError when it is silent, and errors of the call."""
         client = self._connect(address)
         try:
-            async with aclosing(client.watch(Watch(*self._view.known, self._model, self._kinds))) as deltas:
+            watch = Watch(*self._view.known, self._model, self._kinds, self._metrics)
+            async with aclosing(client.watch(watch)) as deltas:
                 while True:
                     async with asyncio.timeout(self._access.manager_silence_s):
                         delta = await anext(deltas, None)

@@ -120,6 +120,12 @@ class ServiceSettings(BaseSettings):
             )
         return self
 
+    @property
+    def metrics_address(self) -> str:
+        """HOST:PORT of the admin port; empty without one."""
+        host = f"[{self.admin_host}]" if ":" in self.admin_host else self.admin_host
+        return f"{host}:{self.admin_port}" if self.admin_port else ""
+
     @classmethod
     def settings_customise_sources(
         cls,

@@ -179,7 +179,7 @@ class Tier(_message.Message):
     def __init__(self, name: _Optional[str] = ..., device: _Optional[str] = ..., usd_per_hour: _Optional[float] = ..., speed: _Optional[float] = ...) -> None: ...
 
 class Registration(_message.Message):
-    __slots__ = ("kind", "instance_id", "epoch", "address", "model", "revision", "role", "arena_bytes", "max_items", "kv_tokens", "transports", "parts", "slo", "switchable", "tier")
+    __slots__ = ("kind", "instance_id", "epoch", "address", "model", "revision", "role", "arena_bytes", "max_items", "kv_tokens", "transports", "parts", "slo", "switchable", "tier", "metrics")
     KIND_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -195,6 +195,7 @@ class Registration(_message.Message):
     SLO_FIELD_NUMBER: _ClassVar[int]
     SWITCHABLE_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
     kind: MemberKind
     instance_id: str
     epoch: int
@@ -210,7 +211,8 @@ class Registration(_message.Message):
     slo: _containers.RepeatedScalarFieldContainer[str]
     switchable: _instance_pb2.Role
     tier: Tier
-    def __init__(self, kind: _Optional[_Union[MemberKind, str]] = ..., instance_id: _Optional[str] = ..., epoch: _Optional[int] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., role: _Optional[_Union[_instance_pb2.Role, str]] = ..., arena_bytes: _Optional[int] = ..., max_items: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., parts: _Optional[_Iterable[_Union[_instance_pb2.ServedPart, _Mapping]]] = ..., slo: _Optional[_Iterable[str]] = ..., switchable: _Optional[_Union[_instance_pb2.Role, str]] = ..., tier: _Optional[_Union[Tier, _Mapping]] = ...) -> None: ...
+    metrics: str
+    def __init__(self, kind: _Optional[_Union[MemberKind, str]] = ..., instance_id: _Optional[str] = ..., epoch: _Optional[int] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., role: _Optional[_Union[_instance_pb2.Role, str]] = ..., arena_bytes: _Optional[int] = ..., max_items: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., parts: _Optional[_Iterable[_Union[_instance_pb2.ServedPart, _Mapping]]] = ..., slo: _Optional[_Iterable[str]] = ..., switchable: _Optional[_Union[_instance_pb2.Role, str]] = ..., tier: _Optional[_Union[Tier, _Mapping]] = ..., metrics: _Optional[str] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("sequence", "load", "drained")
@@ -429,16 +431,18 @@ class Removal(_message.Message):
     def __init__(self, address: _Optional[str] = ..., departure: _Optional[_Union[Departure, str]] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
-    __slots__ = ("incarnation", "version", "model", "kinds")
+    __slots__ = ("incarnation", "version", "model", "kinds", "metrics")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     KINDS_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     version: int
     model: str
     kinds: _containers.RepeatedScalarFieldContainer[MemberKind]
-    def __init__(self, incarnation: _Optional[int] = ..., version: _Optional[int] = ..., model: _Optional[str] = ..., kinds: _Optional[_Iterable[_Union[MemberKind, str]]] = ...) -> None: ...
+    metrics: str
+    def __init__(self, incarnation: _Optional[int] = ..., version: _Optional[int] = ..., model: _Optional[str] = ..., kinds: _Optional[_Iterable[_Union[MemberKind, str]]] = ..., metrics: _Optional[str] = ...) -> None: ...
 
 class MembershipDelta(_message.Message):
     __slots__ = ("incarnation", "version", "full", "members", "removed")

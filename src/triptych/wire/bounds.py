@@ -167,6 +167,7 @@ TABLE: Mapping[str, Rows] = {
         "transports": Many(8, Size(32), "transports"),
         "parts": Many(len(ModelPart), unit="parts"),
         "slo": Many(MAX_OBJECTIVES, Size(64), "objectives"),
+        "metrics": _ID,
     },
     "Tier": {
         "name": Size(MAX_TIER, low=1),
@@ -250,6 +251,7 @@ TABLE: Mapping[str, Rows] = {
         "version": Anything(),
         "model": _ID,
         "kinds": Many(8, unit="kinds"),
+        "metrics": _ID,
     },
     "SwitchRequest": {"instance_id": Size(128, low=1)},
     "SetLimitsRequest": {"instance_id": Size(128, low=1)},

@@ -1,11 +1,12 @@
 """Documents that admin ports and commands show as JSON: the pool manager's status, and the chats that have ended at a router."""
 
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
 from triptych.domain.decision import DecisionSummary, ScalingStatus
 from triptych.domain.media import Modality
-from triptych.domain.pool import ManagerStatus, MemberStatus, PoolStatus
+from triptych.domain.pool import ManagerStatus, MemberStatus, PoolStatus, Registration
 from triptych.domain.recent import EndedChat, RecentChats
 from triptych.domain.replanning import PlanStatus, in_letters
 from triptych.domain.stage import Role
@@ -23,6 +24,23 @@ def manager_document(status: ManagerStatus) -> dict[str, Any]:
         "plan": None if status.plan is None else _plan(status.plan),
         "pools": [pool_document(pool) for pool in status.pools],
     }
+
+
+def discovery_document(members: Iterable[Registration], gateways: Iterable[str], manager: str) -> list[dict[str, Any]]:
+    """Targets of Prometheus' ``http_sd_configs``: members, gateways and the manager itself, by the addresses of their metrics.
+
+    The label ``job`` is the service. Instances have ``role`` (at their start), ``pool`` and ``model``, routers ``model``. What has no
+    address is left out.
+    """
+    found: list[tuple[str, dict[str, str]]] = []
+    for member in members:
+        labels = {"job": member.service, "model": member.model}
+        if member.role is not None:
+            labels |= {"role": member.role.value, "pool": str(member.pool)}
+        found.append((member.metrics, labels))
+    found += [(address, {"job": "gateway"}) for address in gateways]
+    found.append((manager, {"job": "pool-manager"}))
+    return [{"targets": [address], "labels": labels} for address, labels in found if address]
 
 
 def _plan(plan: PlanStatus) -> dict[str, Any]:

@@ -177,5 +177,5 @@ def test_the_gpu_images_are_built_by_the_same_dockerfiles() -> None:
         assert gpu["profiles"] == ["gpu"]
         devices = gpu["deploy"]["resources"]["reservations"]["devices"]
         assert devices == [{"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}]
-        assert gpu["networks"] == {"cluster": {"aliases": [name]}}, "Prometheus would not find it"
+        assert gpu["networks"] == {"cluster": {"aliases": [name]}}
         assert set(gpu["environment"]) - set(plain["environment"]) == {f"TRIPTYCH_{name.upper()}_DEVICE"}

@@ -1,6 +1,6 @@
 import pytest
 
-from triptych.policy.addresses import canonical, why_not_called
+from triptych.policy.addresses import canonical, seen_from, why_not_called
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:50061", "127.9.9.9:1", "[::1]:65535", "localhost:50061", "LocalHost:1"])
@@ -63,3 +63,24 @@ def test_an_address_has_one_form(written: str, form: str) -> None:
     assert why_not_called(written, beyond_loopback=True) is None
     assert canonical(written) == form
     assert canonical(form) == form
+
+
+@pytest.mark.parametrize(
+    ("address", "caller", "seen"),
+    [
+        ("127.0.0.1:9100", "127.0.0.1", "127.0.0.1:9100"),
+        ("127.0.0.1:9100", "10.0.0.7", ""),
+        ("127.0.0.1:9100", "", "127.0.0.1:9100"),
+        ("0.0.0.0:9100", "10.0.0.7", "10.0.0.7:9100"),
+        ("[::]:9100", "fe80::7", "[fe80::7]:9100"),
+        ("0.0.0.0:9100", "", ""),
+        ("10.1.0.7:9100", "10.0.0.7", "10.1.0.7:9100"),
+        ("", "10.0.0.7", ""),
+        ("0.0.0.0:port", "10.0.0.7", ""),
+        ("encoder:9100", "10.0.0.7", ""),
+    ],
+)
+def test_an_address_is_completed_by_the_callers_host_or_is_of_no_use_elsewhere(
+    address: str, caller: str, seen: str
+) -> None:
+    assert seen_from(address, caller) == seen

@@ -90,7 +90,7 @@ def _instance(pool: Pool, of: Document) -> Document:
     definition = deepcopy(of)
     for name in ("profiles", "scale", "deploy"):
         definition.pop(name, None)
-    definition["networks"] = {"cluster": {"aliases": [pool.service]}}  # the name under which Prometheus finds it
+    definition["networks"] = {"cluster": {"aliases": [pool.service]}}  # one name for all of a service
     definition["environment"] = {**definition["environment"], **_literal(pool.environment)}
     return definition
 

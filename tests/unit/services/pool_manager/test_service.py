@@ -619,3 +619,24 @@ async def test_limits_by_hand_are_ordered_again_from_a_process_that_takes_the_pl
             again.limits = LimitsReport(InstanceLimits(max_batch_items=8))
             await asyncio.sleep(1)
             assert again.limits == LimitsReport(InstanceLimits(max_batch_items=3), 1, by_hand=True)
+
+
+@virtually
+async def test_metrics_are_found_of_members_and_gateways_that_are_there() -> None:
+    async with site() as here:
+        a = here.start("a")
+        a.told = replace(a.told, metrics="10.0.0.1:9100")
+        here.start("b")  # without an admin port
+        here.watch(kinds=(MemberKind.ROUTER,), metrics="10.0.0.2:9100")
+        await asyncio.sleep(1)
+        service = here.services["m1:1"]
+        encoder = {"job": "encoder", "model": "model", "role": "E", "pool": "model/E"}
+        assert service.metrics_targets() == [
+            {"targets": ["10.0.0.1:9100"], "labels": encoder},
+            {"targets": ["10.0.0.2:9100"], "labels": {"job": "gateway"}},
+        ]
+        await here.watchers.close()
+        a.drain_ends.set()
+        await a.registrar.leave()
+        await asyncio.sleep(1)
+        assert service.metrics_targets() == []

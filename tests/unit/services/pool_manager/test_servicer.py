@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import grpc.aio
@@ -12,7 +13,7 @@ import pytest
 from tests import identities
 from triptych.cli.authority import Authority
 from triptych.domain.membership import MemberKind
-from triptych.domain.pool import MemberReport, Order, OrderKind, Registration
+from triptych.domain.pool import MemberReport, MembershipDelta, Order, OrderKind, Registration, Watch
 from triptych.errors import PermissionDenied
 from triptych.rpc.multiplex import Multiplexer
 from triptych.rpc.server import RpcServer
@@ -28,11 +29,18 @@ TIMEOUT_S = 20.0
 class Manager:
     def __init__(self) -> None:
         self.drained: list[tuple[str, bool]] = []
+        self.metrics: list[str] = []
 
     async def attend(self, reports: AsyncGenerator[MemberReport]) -> AsyncGenerator[Order]:
         async with aclosing(reports):
-            async for _ in reports:
+            async for report in reports:
+                if isinstance(report, Registration):
+                    self.metrics.append(report.metrics)
                 yield Order(OrderKind.REGISTERED)
+
+    async def watch(self, watch: Watch) -> AsyncGenerator[MembershipDelta]:
+        self.metrics.append(watch.metrics)
+        yield MembershipDelta(1, 1)
 
     async def drain_instance(self, instance_id: str, *, force: bool) -> None:
         self.drained.append((instance_id, force))
@@ -149,3 +157,19 @@ async def test_without_a_domain_every_certificate_may_drain_every_member(made: A
     async with serving(identities.identity(made.folder / "pool-manager", "")) as (manager, port):
         await drain(made, "encoder", port, "unknown")
     assert manager.drained == [("unknown", False)]
+
+
+async def test_addresses_of_metrics_are_those_at_which_the_callers_host_is_reached() -> None:
+    registered = Registration(MemberKind.ROUTER, "r1", 1, "127.0.0.1:1", "model")
+
+    async def reports(metrics: str) -> AsyncGenerator[MemberReport]:
+        yield replace(registered, metrics=metrics)
+
+    async with serving() as (manager, port), relay(port) as elsewhere:
+        stub = PoolManagerStub(f"{HERE}:{elsewhere}", None)
+        async with aclosing(stub.attend(reports("0.0.0.0:9100"))) as orders:
+            await anext(orders)
+        async with aclosing(stub.watch(Watch(metrics="127.0.0.1:9100"))) as deltas:
+            await anext(deltas)
+        await stub.close()
+    assert manager.metrics == [f"{ELSEWHERE}:9100", "127.0.0.1:9100"]
