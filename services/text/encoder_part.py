@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from triptych.domain.stage import ModelPart
-from triptych.engine.checkpoint import Checkpoint
+from triptych.engine.checkpoint import DTYPES, Checkpoint
 from triptych.machine.stage_states import StageStates
 from triptych.policy.batching import MEASURED_SHARE
 from triptych.policy.iteration import ImageBudget
@@ -147,10 +147,11 @@ def _unloads(settings: TextSettings, encoder: EncoderSettings, checkpoint: Check
     """Whether only those weights stay in memory that the open stages need."""
     if settings.resident != "auto" or settings.delay_profile is not None:
         return settings.resident == "role"
-    from triptych.engine.device_memory import free_nbytes, weights_nbytes
+    from triptych.engine.device_memory import free_nbytes
 
     taken = settings.engine.kv_cache_bytes + settings.image_cache_bytes + encoder.arena_bytes
-    needed, free = weights_nbytes(checkpoint, settings.compute) + taken, free_nbytes(settings.compute)
+    weights = checkpoint.weights_nbytes(DTYPES[settings.compute.dtype])
+    needed, free = weights + taken, free_nbytes(settings.compute)
     fits = free is None or needed <= free
     logger.info("all weights %s: %d bytes are needed, %s are free", "stay" if fits else "do not fit", needed, free)
     return not fits

@@ -19,6 +19,7 @@ def watch(metrics: Metrics, instance: Instance, loaded: LoadedText, clock: Clock
     """Read the text part of an instance, and which stages are open, at every scrape."""
     service, receiver, engine = instance.text, instance.receiver, loaded.engine
     preferred = receiver.transports.preferred
+    first_pass_tokens = engine.prefix_queries_tokens
     of_model = ("model_name",)
 
     def per_model(value: float) -> dict[tuple[str, ...], float]:
@@ -32,8 +33,10 @@ def watch(metrics: Metrics, instance: Instance, loaded: LoadedText, clock: Clock
         text, used = "Requests that wait for items or the engine", 1 - engine.kv_free_tokens / engine.kv_tokens
         yield gauge("vllm:num_requests_waiting", text, per_model(waiting), of_model)
         yield gauge("vllm:kv_cache_usage_perc", "KV memory in use, from 0 to 1", per_model(used), of_model)
-        queries, hits = per_model(engine.prefix_queries_tokens), per_model(engine.prefix_hits_tokens)
-        yield total("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache", queries, of_model)
+        queries, hits = engine.prefix_queries_tokens - first_pass_tokens, per_model(engine.prefix_hits_tokens)
+        yield total(
+            "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache", per_model(queries), of_model
+        )
         yield total("vllm:prefix_cache_hits", "... and found there", hits, of_model)
         yield total("vllm:num_preemptions", "Sequences preempted", per_model(engine.preemptions), of_model)
         yield from _of_copies(engine.kv_copies)

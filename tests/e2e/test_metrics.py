@@ -117,8 +117,8 @@ async def test_prometheus_finds_every_process_by_the_configuration_in_the_docs(c
     assert groups.keys() == {address for name, address in at.items() if name != "gateway"}
     assert {labels["job"] for labels in groups.values()} == {"router", "pool-manager", "encoder", "text"}
     text = {"job": "text", "role": "PD", "pool": "triptych-demo/PD", "model": "triptych-demo"}
-    assert groups[at["text-0"]] == text
-    assert [group["targets"] for group in encoders] == [[at["encoder-0"]], [at["encoder-1"]]]
+    assert groups[at["text-1"]] == text
+    assert [group["targets"] for group in encoders] == [[at["encoder-1"]], [at["encoder-2"]]]
 
 
 async def test_counts_are_right_after_a_few_requests(cluster: LocalCluster) -> None:

@@ -46,6 +46,10 @@ app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
 )(starting.up)
 app.command(
+    epilog=starting.SERVE_EXAMPLES,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+)(starting.serve)
+app.command(
     cls=simulating.ReadAgain,
     epilog=simulating.EXAMPLES,
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},

@@ -52,6 +52,8 @@ DECIDING_FILES = (
 _TEXT_CONFIGS = ("text_config", "llm_config", "language_config")
 _COSTLESS = frozenset({"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"})
 
+_FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+"""Bytes of a value, as safetensors name the types."""
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _HEADER_LIMIT_BYTES = 100 << 20
@@ -124,6 +126,13 @@ class Checkpoint:
                 first, end = entry["data_offsets"]
                 yield StoredTensor(file, 8 + length + first, end - first, entry["dtype"], tuple(entry["shape"]))
 
+    def weights_nbytes(self, dtype: DType) -> int:
+        """Bytes of all weights in the data type of the computation, by the headers of the files."""
+        return sum(
+            tensor.nbytes // _FLOATS[tensor.dtype] * dtype.itemsize if tensor.dtype in _FLOATS else tensor.nbytes
+            for tensor in self.stored_tensors()
+        )
+
     def part_digest(self, part: ModelPart) -> str:
         """BLAKE2b over what decides the costs of a part, as 64 hex digits: its configuration, not its weights' values.
 
@@ -145,6 +154,14 @@ class Checkpoint:
             hidden_size=self.family.hidden_size,
             context_length=self.family.context_length,
         )
+
+
+def stored_dtype(files: ModelFiles) -> str | None:
+    """The data type of the weights as ``DTYPES`` names it, by the configuration; None if it says none of these."""
+    text = files.config.get("text_config")
+    sections = (files.config, text if isinstance(text, dict) else {})
+    named = (section.get(name) for section in sections for name in ("dtype", "torch_dtype"))
+    return next((name for name in named if isinstance(name, str) and name in DTYPES), None)
 
 
 def _part_config(config: Mapping[str, Any], part: ModelPart) -> Any:

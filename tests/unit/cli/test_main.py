@@ -105,6 +105,7 @@ def test_the_version_is_the_packages() -> None:
     [
         (),
         ("up",),
+        ("serve",),
         ("chat",),
         ("status",),
         ("scale",),

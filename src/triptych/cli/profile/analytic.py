@@ -16,7 +16,7 @@ from triptych.domain.embedding import DType
 from triptych.domain.media import MediaInfo, Modality
 from triptych.domain.profile import BadProfile, ErrorRow, Profile
 from triptych.domain.stage import ModelPart
-from triptych.engine.checkpoint import DTYPES, Checkpoint
+from triptych.engine.checkpoint import DTYPES, Checkpoint, stored_dtype
 from triptych.errors import InvalidMedia
 from triptych.families.architecture import Architecture
 from triptych.families.model_files import BadModel, ModelFiles
@@ -131,13 +131,7 @@ class AnalyticModel:
     @property
     def dtype_name(self) -> str:
         """Data type of the weights, by the configuration."""
-        config = self.files.config
-        text = config.get("text_config")
-        for section in (config, text if isinstance(text, dict) else {}):
-            for name in (section.get("dtype"), section.get("torch_dtype")):
-                if name in DTYPES:
-                    return str(name)
-        return _USUAL_DTYPE
+        return stored_dtype(self.files) or _USUAL_DTYPE
 
     def digest(self, part: ModelPart) -> str:
         return Checkpoint(self.files, self.architecture.family, ()).part_digest(part)

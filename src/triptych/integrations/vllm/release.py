@@ -5,6 +5,13 @@ import importlib.util
 from triptych.runtime.process import CannotStart
 
 SUPPORTED = "0.32.0"
+MODEL_TYPES = frozenset(
+    {
+        *("gemma3", "idefics3", "internvl", "llava", "llava_next", "llava_onevision"),
+        *("qwen2_5_vl", "qwen2_audio", "qwen2_vl", "qwen3_vl", "smolvlm"),
+    }
+)
+"""Those of the adapters in ``families``, which cannot be imported without vLLM."""
 
 
 def check_release() -> None:
