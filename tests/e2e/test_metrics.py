@@ -132,6 +132,8 @@ async def test_counts_are_right_after_a_few_requests(cluster: LocalCluster) -> N
 
     assert got.families >= DASHBOARD
     assert got.total("vllm:prompt_tokens_total", **MODEL) == sum(usage["prompt_tokens"] for usage in usages)
+    looked_up = got.total("vllm:prefix_cache_queries_total")
+    assert looked_up == sum(usage["prompt_tokens"] for usage in usages), "nothing of an engine's first pass is counted"
     assert got.total("vllm:generation_tokens_total", **MODEL) == sum(usage["completion_tokens"] for usage in usages)
     assert got.total("vllm:request_success_total", **MODEL) == 3
     assert got.total("vllm:time_to_first_token_seconds_count", **MODEL) == 3

@@ -159,17 +159,17 @@ async def test_without_a_domain_every_certificate_may_drain_every_member(made: A
     assert manager.drained == [("unknown", False)]
 
 
-async def test_addresses_of_metrics_are_those_at_which_the_callers_host_is_reached() -> None:
+async def test_wildcard_addresses_of_metrics_become_those_of_the_callers_host() -> None:
     registered = Registration(MemberKind.ROUTER, "r1", 1, "127.0.0.1:1", "model")
 
     async def reports(metrics: str) -> AsyncGenerator[MemberReport]:
         yield replace(registered, metrics=metrics)
 
-    async with serving() as (manager, port), relay(port) as elsewhere:
-        stub = PoolManagerStub(f"{HERE}:{elsewhere}", None)
+    async with serving() as (manager, port):
+        stub = PoolManagerStub(f"{HERE}:{port}", None)
         async with aclosing(stub.attend(reports("0.0.0.0:9100"))) as orders:
             await anext(orders)
-        async with aclosing(stub.watch(Watch(metrics="127.0.0.1:9100"))) as deltas:
+        async with aclosing(stub.watch(Watch(metrics="0.0.0.0:9101"))) as deltas:
             await anext(deltas)
         await stub.close()
-    assert manager.metrics == [f"{ELSEWHERE}:9100", "127.0.0.1:9100"]
+    assert manager.metrics == [f"{HERE}:9100", f"{HERE}:9101"]
