@@ -17,6 +17,7 @@ from typing import Any
 
 from benchmarks import ending, machine
 from benchmarks.figures import add_json_option, write_figures
+from triptych.domain.scaling import Kind
 from triptych.domain.stage import ModelPart, Role
 from triptych.engine.decoder.options import EngineOptions
 from triptych.engine.delay import synthetic_decoder_profile, synthetic_encoder_profile
@@ -97,7 +98,7 @@ class Cost:
 
 def deployment(encoders: int, texts: int) -> Deployment:
     """A deployment of that many of both, with memory for what the load needs."""
-    part = {role: InstanceKind("device", 1, dict([PROFILES[role]]), 4, 8e9, LINK, LINK) for role in PROFILES}
+    part = {Kind(role): InstanceKind("device", 1, dict([PROFILES[role]]), 4, 8e9, LINK, LINK) for role in PROFILES}
     text = TextSettings(
         model=Path("model"),
         image_cache_bytes=1 << 30,
@@ -107,11 +108,11 @@ def deployment(encoders: int, texts: int) -> Deployment:
     return Deployment(
         model=replace(FAKE_MODEL, context_length=FAMILY.context_length),
         family=FAMILY,
-        sizes={Role.E: encoders, Role.PD: texts},
+        sizes={Kind(Role.E): encoders, Kind(Role.PD): texts},
         kinds=part,
         router=RouterSettings(),
         encoder=encoder,
-        texts={Role.PD: text},
+        texts={Kind(Role.PD): text},
         manager=PoolManagerSettings(allow_network=True),
     )
 

@@ -15,6 +15,7 @@ from benchmarks.papers.rows import Row
 from benchmarks.papers.simulation import Goodput, Served, cluster, costs, eager, goodput_by_line, mix, plan, serve
 from triptych.domain.architecture import Layers, linear
 from triptych.domain.media import MediaInfo, Modality
+from triptych.domain.scaling import Kind
 from triptych.domain.stage import INSTANCE_NAMES, ModelPart, Role
 from triptych.engine.delay import kv_memory
 from triptych.families.base import count_tokens
@@ -200,7 +201,7 @@ def by_vllm(release: Release, load: Mix) -> Callable[[Plan], Served]:
     made = hybrid("EPD:8")
     encoder, decoder = (costs(made, part) for part in (ModelPart.ENCODER, ModelPart.DECODER))
     tokens = image_tokens(load.size)
-    kv_tokens, _ = kv_memory(made.model, decoder, made.texts[Role.EPD].engine)
+    kv_tokens, _ = kv_memory(made.model, decoder, made.texts[Kind(Role.EPD)].engine)
     model = Model(encoder, decoder, tokens, tokens, kv_tokens)
     return lambda requests: serve_apart(release, model, requests, 8)
 

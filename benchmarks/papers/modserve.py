@@ -30,6 +30,7 @@ from benchmarks.papers.simulation import (
 )
 from triptych.domain.embedding import DType, embedding_tokens
 from triptych.domain.media import MediaInfo, Modality
+from triptych.domain.scaling import Kind
 from triptych.domain.stage import ModelPart, Role
 from triptych.engine.delay import kv_memory
 from triptych.families.architecture import Architecture
@@ -245,7 +246,7 @@ def engine_model(name: str, *, undivided: bool = False) -> Model:
     if undivided:
         encoder = _with_whole_attention(name, encoder)
     made = monolith(name)
-    kv_tokens, _ = kv_memory(made.model, decoder, made.texts[Role.EPD].engine)
+    kv_tokens, _ = kv_memory(made.model, decoder, made.texts[Kind(Role.EPD)].engine)
     return Model(encoder, decoder, image_tokens(name), positions(name), kv_tokens)
 
 

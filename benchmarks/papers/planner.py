@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from benchmarks.papers.simulation import plan
 from triptych.domain.instance import ModelInfo
+from triptych.domain.scaling import Kind
 from triptych.domain.stage import ModelPart, Role
 from triptych.engine.delay import kv_memory
 from triptych.families.base import Family
@@ -28,10 +29,10 @@ ROUNDS = (Round(60, 2, 1, 0.1, "queues", keeps=4), Round(100, 4, 1, 0.04, "machi
 
 def offer(made: Deployment, role: Role) -> Offer:
     """The instances of a role, as a deployment has them, without a price."""
-    kind = made.kinds[role]
+    kind = made.kinds[Kind(role)]
     if role is Role.E:
         return Offer(role, kind, None, None, Limits(made.encoder.batches.max_batch_items, 1, 1))
-    engine = made.texts[role].engine
+    engine = made.texts[Kind(role)].engine
     kv_tokens, _ = kv_memory(made.model, Costs(kind.profiles[ModelPart.DECODER]), engine)
     limits = Limits(made.encoder.batches.max_batch_items, engine.max_sequences, engine.most_step_tokens)
     return Offer(role, kind, kv_tokens, None, limits)
@@ -65,7 +66,7 @@ class Planned:
 
     @property
     def roles(self) -> Sequence[Role]:
-        return list(self.one_of_each.sizes)
+        return [pool.role for pool in self.one_of_each.sizes]
 
     @property
     def family(self) -> Family:

@@ -84,10 +84,10 @@ def cluster(
             faults=(),
         ).deployment
     texts = {
-        role: settings.model_copy(update={"engine": replace(settings.engine, max_sequences=(most or {})[role])})
-        if role in (most or {})
+        pool: settings.model_copy(update={"engine": replace(settings.engine, max_sequences=(most or {})[pool.role])})
+        if pool.role in (most or {})
         else settings
-        for role, settings in made.texts.items()
+        for pool, settings in made.texts.items()
     }
     made = replace(made, texts=texts)
     if over_network:

@@ -12,6 +12,7 @@ from benchmarks.papers.engines import Model, Release, serve_in_step
 from benchmarks.papers.preparation import process_s
 from benchmarks.papers.rows import Row
 from benchmarks.papers.simulation import Goodput, Served, cluster, costs, goodput, mix, plan, serve, with_preparation
+from triptych.domain.scaling import Kind
 from triptych.domain.stage import ModelPart, Role
 from triptych.engine.delay import kv_memory
 from triptych.sim.scenario import Deployment
@@ -75,7 +76,7 @@ def model() -> Model:
     """At one of the engines."""
     made = monolith()
     encoder, decoder = costs(made, ModelPart.ENCODER), costs(made, ModelPart.DECODER)
-    kv_tokens, _ = kv_memory(made.model, decoder, made.texts[Role.EPD].engine)
+    kv_tokens, _ = kv_memory(made.model, decoder, made.texts[Kind(Role.EPD)].engine)
     return Model(encoder, decoder, IMAGE_TOKENS, IMAGE_TOKENS, kv_tokens)
 
 

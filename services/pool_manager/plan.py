@@ -31,12 +31,15 @@ class _Placement:
     roles: Mapping[Role, int]
     devices: Mapping[Role, str]
     degrees: Mapping[Role, int]
+    more: tuple[object, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.roles or not (self.roles.keys() == self.devices.keys() == self.degrees.keys()):
             raise ValueError("roles, devices and degrees are not of the same roles")
         if min((*self.roles.values(), *self.degrees.values())) < 1:
             raise ValueError("a number of instances or devices is below 1")
+        if self.more:
+            raise ValueError("a role has instances on several kinds of devices: such a plan is not followed")
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from triptych.cli.outcome import ClusterError
 from triptych.cli.placement import DEFAULT_ROLES, placed_kinds
 from triptych.cli.tiers import NO_TIERS, TierPlan, Tiers
 from triptych.domain.scaling import Kind, PoolName
-from triptych.domain.stage import INSTANCE_NAMES, Role, Stage
+from triptych.domain.stage import Role, Stage
 from triptych.domain.tier import Tier
 
 ENGINES = ("encoder", "text")
@@ -304,8 +304,7 @@ def _mounted(encoder_flags: Sequence[str]) -> tuple[str, ...]:
 
 def name_pattern(model: Model, kind: Kind) -> str:
     """The names of instances of a model and kind, with ``{}`` for their number."""
-    tier = f"-{kind.tier}" if kind.tier else ""
-    return f"{model.prefix}{INSTANCE_NAMES[kind.role]}{tier}-{{}}"
+    return f"{model.prefix}{kind.name}-{{}}"
 
 
 def _name(model: Model, kind: Kind, number: int) -> str:

@@ -141,7 +141,7 @@ def simulate(
     roles: Annotated[
         str | None,
         typer.Option(
-            metavar="ROLE:COUNT,...",
+            metavar="ROLE[@TIER]:COUNT,...",
             help="Instances by role, as for *triptych up*.",
             show_default=DEFAULT_ROLES,
             rich_help_panel=WHERE,
@@ -153,10 +153,12 @@ def simulate(
     ] = None,
     device: Annotated[
         str,
-        typer.Option(help="Device of each instance (`triptych devices`), or `ROLE=NAME,...`.", rich_help_panel=WHERE),
+        typer.Option(
+            help="Device of each instance (`triptych devices`), or `ROLE[@TIER]=NAME,...`.", rich_help_panel=WHERE
+        ),
     ] = DEVICE,
     tensor_parallel: Annotated[
-        str, typer.Option(help="Devices of each instance, or `ROLE=N,...`.", rich_help_panel=WHERE)
+        str, typer.Option(help="Devices of each instance, or `ROLE[@TIER]=N,...`.", rich_help_panel=WHERE)
     ] = DEGREE,
     host: Annotated[
         Path | None,

@@ -3,11 +3,12 @@
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 from triptych.domain.decision import Bounds
 from triptych.domain.scaling import PoolName, parse_kind
-from triptych.domain.stage import Role
 
+K = TypeVar("K")
 MAX_POOL_SIZE = 4096
 _COUNT = re.compile("[0-9]{1,9}")
 
@@ -19,22 +20,22 @@ def bounds_of(pool: PoolName, entries: Sequence[str]) -> Bounds | None:
 
 
 def planned_most(
-    roles: Mapping[Role, int],
-    devices: Mapping[Role, str],
-    degrees: Mapping[Role, int],
+    sizes: Mapping[K, int],
+    devices: Mapping[K, str],
+    degrees: Mapping[K, int],
     available: Mapping[str, int | None],
-) -> dict[Role, int]:
-    """The largest sizes of a plan's pools: with what its devices allow beside the other pools as planned, or twice what is planned where there
+) -> dict[K, int]:
+    """The largest sizes of a plan's pools, by role or kind: with what its devices allow beside the other pools as planned, or twice what is planned where there
     is no number of devices. ``degrees``: devices of each instance.
     """
     used: Counter[str] = Counter()
-    for role, count in roles.items():
-        used[devices[role]] += count * degrees[role]
+    for pool, count in sizes.items():
+        used[devices[pool]] += count * degrees[pool]
     most = {}
-    for role, count in roles.items():
-        there_are = available.get(devices[role])
-        more = count if there_are is None else max(0, there_are - used[devices[role]]) // degrees[role]
-        most[role] = count + more
+    for pool, count in sizes.items():
+        there_are = available.get(devices[pool])
+        more = count if there_are is None else max(0, there_are - used[devices[pool]]) // degrees[pool]
+        most[pool] = count + more
     return most
 
 

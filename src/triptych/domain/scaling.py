@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from triptych.domain.stage import Role
+from triptych.domain.stage import INSTANCE_NAMES, Role
 from triptych.domain.tier import is_tier_name
 
 
@@ -16,6 +16,11 @@ class Kind(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.role.value}@{self.tier}" if self.tier else self.role.value
+
+    @property
+    def name(self) -> str:
+        """Instances of the kind are named after it: ``text``, or ``text-l4``."""
+        return f"{INSTANCE_NAMES[self.role]}-{self.tier}" if self.tier else INSTANCE_NAMES[self.role]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ from typing import Self
 MAX_TIER = 24
 """Characters in the name of a tier: with those of its model and role it must be a key of the store."""
 _NAME = re.compile(f"[a-z0-9][a-z0-9.-]{{0,{MAX_TIER - 1}}}")
-_MAX_DEVICE = 64
+_NO_NAME = re.compile(r"[^a-z0-9.-]+")
+MAX_DEVICE = 64
 _MOST_USD = 1e6
 _FASTEST = 1e3
 
@@ -30,8 +31,8 @@ class Tier:
         """What is wrong with it; empty if nothing is."""
         if not is_tier_name(self.name):
             return f"{self.name!r} is no name of a tier: it has up to {MAX_TIER} small letters, digits, dots and dashes"
-        if len(self.device) > _MAX_DEVICE or not self.device.isprintable() or "," in self.device:
-            return f"the device of tier {self.name} has up to {_MAX_DEVICE} printable characters, and no comma"
+        if len(self.device) > MAX_DEVICE or not self.device.isprintable() or "," in self.device:
+            return f"the device of tier {self.name} has up to {MAX_DEVICE} printable characters, and no comma"
         if self.usd_per_hour is not None and not 0 <= self.usd_per_hour <= _MOST_USD:
             return f"the price of tier {self.name} is {self.usd_per_hour:g}, must be from 0 to {_MOST_USD:g}"
         if not 1 / _FASTEST <= self.speed <= _FASTEST:
@@ -63,6 +64,12 @@ class Tier:
         parts += [] if self.usd_per_hour is None else [f"price={self.usd_per_hour:.12g}"]
         parts += [] if self.speed == 1.0 else [f"speed={self.speed:.12g}"]
         return f"{self.name}:{','.join(parts)}" if parts else self.name
+
+
+def tier_name(device: str, degree: int = 1) -> str:
+    """A tier for a kind of device: ``h100``, or ``2xh100`` where an instance has two."""
+    text = device.lower() if degree == 1 else f"{degree}x{device.lower()}"
+    return _NO_NAME.sub("-", text).strip("-.")[:MAX_TIER] or "devices"
 
 
 def is_tier_name(name: str) -> bool:

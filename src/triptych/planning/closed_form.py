@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from triptych.domain.stage import Role, Stage
+from triptych.domain.stage import Stage
 
 from .combination import Combination, Counts, Method, Wanted
 from .demand import Need
@@ -28,7 +28,7 @@ _HOPS = 6
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Equal instances of a role."""
+    """Equal instances."""
 
     instance: Instance
     count: int
@@ -59,7 +59,7 @@ class Judged:
 
 
 class Point:
-    """A placement: a combination with a number of instances for each of its roles."""
+    """A placement: a combination with a number of instances for each of its pools."""
 
     __slots__ = ("combination", "counts", "peak_per_s")
 
@@ -95,21 +95,21 @@ class Point:
 
     def judge(self, rate: float) -> Judged:
         """What becomes of requests at a rate."""
-        loads: dict[Role, PoolLoad] = {}
+        loads: list[PoolLoad] = []
         special, served = self.special_share, self.combination.served
-        for role, pool in self._by_role.items():
+        for place, pool in enumerate(self.pools):
             rates: Rates = (
-                rate * served(role, Stage.ENCODE, special),
-                rate * served(role, Stage.PREFILL, special),
-                rate * served(role, Stage.DECODE, special),
+                rate * served(place, Stage.ENCODE, special),
+                rate * served(place, Stage.PREFILL, special),
+                rate * served(place, Stage.DECODE, special),
             )
-            loads[role] = pool.instance.load(pool.count, rates)
+            loads.append(pool.instance.load(pool.count, rates))
         utilization = {TRANSFER: rate * max(self.combination.link_s(self.counts))}
-        for load in loads.values():
+        for load in loads:
             for stage, share in load.utilization.items():
                 utilization[stage] = max(utilization.get(stage, 0.0), share)
-        binds = _busiest(list(loads.values()), utilization)
-        if not all(load.is_bearable for load in loads.values()) or utilization[TRANSFER] >= 1:
+        binds = _busiest(loads, utilization)
+        if not all(load.is_bearable for load in loads) or utilization[TRANSFER] >= 1:
             return Judged(rate, 0.0, utilization, binds, inf)
         met = mean_s = 0.0
         for path in self._paths(loads):
@@ -141,7 +141,7 @@ class Point:
 
         By the path of most requests.
         """
-        loads = {role: pool.instance.load(pool.count, (1e-9, 1e-9, 1e-9)) for role, pool in self._by_role.items()}
+        loads = [pool.instance.load(pool.count, (1e-9, 1e-9, 1e-9)) for pool in self.pools]
         path = max(self._paths(loads), key=lambda path: path.share)
         first, between = self.combination.factors
         decode_s = between * path.stages[Stage.DECODE][1].step_s
@@ -154,29 +154,19 @@ class Point:
     def _wanted(self) -> Wanted:
         return self.combination.wanted
 
-    @property
-    def _by_role(self) -> Mapping[Role, Pool]:
-        return dict(zip(self.method.roles, self.pools, strict=True))
-
-    def _paths(self, loads: Mapping[Role, PoolLoad]) -> Iterator[Path]:
-        if self.method.shared is None:
-            yield Path(1.0, {stage: self._server(stage, loads) for stage in Stage})
+    def _paths(self, loads: Sequence[PoolLoad]) -> Iterator[Path]:
+        servers = list(zip(self.pools, loads, strict=True))
+        usual = {
+            stage: next(server for role, server in zip(self.method.roles, servers, strict=True) if role.serves(stage))
+            for stage in Stage
+        }
+        if (places := self.method.shared_places) is None:
+            yield Path(1.0, usual)
             return
-        special, general = self.method.shared
-        by_role, special_share, shared_stages = self._by_role, self.special_share, self.method.shared_stages
-        for role, share in ((special, special_share), (general, 1 - special_share)):
+        special_share = self.special_share
+        for place, share in zip(places, (special_share, 1 - special_share), strict=True):
             if share > 0:
-                yield Path(
-                    share,
-                    {
-                        stage: (by_role[role], loads[role]) if stage in shared_stages else self._server(stage, loads)
-                        for stage in Stage
-                    },
-                )
-
-    def _server(self, stage: Stage, loads: Mapping[Role, PoolLoad]) -> tuple[Pool, PoolLoad]:
-        role = next(role for role in self.method.roles if role.serves(stage))
-        return self._by_role[role], loads[role]
+                yield Path(share, usual | dict.fromkeys(self.method.shared_stages, servers[place]))
 
     def _steps(self, path: Path, link_share: float) -> Iterator[dict[str, float]]:
         """Seconds of each form without waits."""
@@ -261,7 +251,6 @@ def is_hopeless(combination: Combination) -> bool:
 
 def _with_many(point: Point) -> Iterator[Point]:
     """Nearly all requests go by the one, or by the other of the roles that share stages."""
-    roles = point.method.roles
-    for preferred in point.method.shared or ():
-        sizes = zip(roles, point.counts, strict=True)
-        yield Point(point.combination, tuple(_MANY * count if role is preferred else count for role, count in sizes))
+    for preferred in point.method.shared_places or ():
+        counts = (_MANY * count if place == preferred else count for place, count in enumerate(point.counts))
+        yield Point(point.combination, tuple(counts))

@@ -18,15 +18,32 @@ from .pools import Instance
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A way to divide stages among roles: each has one, but for those that a special role shares with a general one."""
+    """A way to divide stages among pools: each has one, but for those that a special pool shares with a general one.
+
+    The two may have the same role, on different devices: then they share all of its stages.
+    """
 
     roles: tuple[Role, ...]
+    """Of each pool."""
     shared: tuple[Role, Role] | None = None
     """The special and the general role. The special one takes so much of the stages of both that they are equally busy."""
 
     @property
     def shared_stages(self) -> frozenset[Stage]:
         return frozenset() if self.shared is None else self.shared[0].stages & self.shared[1].stages
+
+    @property
+    def shared_places(self) -> tuple[int, int] | None:
+        """Where the special and the general role are among the roles."""
+        if self.shared is None:
+            return None
+        special, general = self.shared
+        return self.roles.index(special), len(self.roles) - 1 - self.roles[::-1].index(general)
+
+    def mixed(self, place: int) -> "Method":
+        """The same with two pools of the role at a place. It is a method without shared stages."""
+        role = self.roles[place]
+        return Method((*self.roles[: place + 1], *self.roles[place:]), (role, role))
 
 
 METHODS = (
@@ -60,29 +77,30 @@ class Wanted:
 Line = tuple[float, float]
 """Seconds where the special role takes nothing of the shared stages, and how many more where it takes all."""
 Counts = tuple[int, ...]
-"""Instances of each role, in the order of the method's roles."""
+"""Instances of each pool, in the order of the method's roles."""
 
 
 class Combination:
-    """A method with the instances of each of its roles, whatever their number."""
+    """A method with the instances of each of its pools, whatever their number."""
 
     def __init__(self, method: Method, instances: Sequence[Instance], wanted: Wanted) -> None:
         """``instances`` are in the order of the method's roles."""
         self.method, self.instances, self.wanted = method, tuple(instances), wanted
         self._shared_stages = method.shared_stages
-        placed = list(zip(method.roles, self.instances, strict=True))
-        self._links = [list(self._link_lines(role, instance)) for role, instance in placed]
+        self._shared_places = method.shared_places
+        placed = list(enumerate(self.instances))
+        self._links = [list(self._link_lines(place, instance)) for place, instance in placed]
         self._busy = [
-            [*self._own_lines(role, instance), *lines]
-            for (role, instance), lines in zip(placed, self._links, strict=True)
+            [*self._own_lines(place, instance), *lines]
+            for (place, instance), lines in zip(placed, self._links, strict=True)
         ]
         prices = [instance.offer.usd_per_hour for instance in self.instances]
         self._prices = None if None in prices else [price or 0.0 for price in prices]
         self._degrees = [instance.offer.degree for instance in self.instances]
         self._split: tuple[tuple[int, float, float], ...] = ()
         """Of the special and the general role: its place, and the seconds of a request in the shared stages and in others."""
-        if method.shared is not None:
-            self._split = tuple(self._split_of(method.roles.index(role)) for role in method.shared)
+        if self._shared_places is not None:
+            self._split = tuple(map(self._split_of, self._shared_places))
 
     @cached_property
     def factors(self) -> tuple[float, float]:
@@ -111,9 +129,9 @@ class Combination:
         each = alike / counts[special] + others_alike / counts[general]
         return min(1.0, max(0.0, busier / each)) if each else 0.5
 
-    def served(self, role: Role, stage: Stage, special_share: float) -> float:
-        """The share of all requests whose stage this role serves."""
-        constant, slope = self._line(role, stage, 1.0)
+    def served(self, place: int, stage: Stage, special_share: float) -> float:
+        """The share of all requests whose stage the pool at this place serves."""
+        constant, slope = self._line(place, stage, 1.0)
         return constant + slope * special_share
 
     # --- what a request takes -----------------------------------------------------------------------------------------
@@ -135,30 +153,31 @@ class Combination:
         """Time that the transfers of a request take of the links of one instance of each pool, in the busier direction."""
         return _highest(self._links, counts, self.special_share(counts))
 
-    def _line(self, role: Role, stage: Stage, value: float) -> Line:
-        """``value`` for each request whose stage this role serves."""
-        if not role.serves(stage):
+    def _line(self, place: int, stage: Stage, value: float) -> Line:
+        """``value`` for each request whose stage the pool at this place serves."""
+        if not self.method.roles[place].serves(stage):
             return 0.0, 0.0
-        if self.method.shared is None or role not in self.method.shared or stage not in self._shared_stages:
+        if self._shared_places is None or place not in self._shared_places or stage not in self._shared_stages:
             return value, 0.0
-        return (0.0, value) if role is self.method.shared[0] else (value, -value)
+        return (0.0, value) if place == self._shared_places[0] else (value, -value)
 
-    def _own_lines(self, role: Role, instance: Instance) -> Sequence[Line]:
+    def _own_lines(self, place: int, instance: Instance) -> Sequence[Line]:
         """Of the devices, and of the cores that prepare."""
-        stages = [self._line(role, stage, seconds) for stage, seconds in instance.seconds.items()]
-        cores = self._line(role, Stage.ENCODE, instance.prepare_mean_s / instance.offer.kind.prepare_cores)
+        stages = [self._line(place, stage, seconds) for stage, seconds in instance.seconds.items()]
+        cores = self._line(place, Stage.ENCODE, instance.prepare_mean_s / instance.offer.kind.prepare_cores)
         return (sum(constant for constant, _ in stages), sum(slope for _, slope in stages)), cores
 
-    def _link_lines(self, role: Role, instance: Instance) -> Sequence[Line]:
+    def _link_lines(self, place: int, instance: Instance) -> Sequence[Line]:
         needs, rate = self.wanted.demand.needs, instance.offer.kind.link.bytes_per_s
+        role = self.method.roles[place]
         lines = [(0.0, 0.0)]
         if role.serves(Stage.ENCODE) != role.serves(Stage.PREFILL):
             embeddings = sum(need.share * need.embedding_nbytes for need in needs)
-            lines.append(self._line(role, _first(role, Stage.ENCODE, Stage.PREFILL), embeddings / rate))
+            lines.append(self._line(place, _first(role, Stage.ENCODE, Stage.PREFILL), embeddings / rate))
         if role.serves(Stage.PREFILL) != role.serves(Stage.DECODE):
             tokens = sum(need.share * need.prompt_tokens for need in needs)
             nbytes = tokens * instance.kv_token_nbytes
-            lines.append(self._line(role, _first(role, Stage.PREFILL, Stage.DECODE), nbytes / rate))
+            lines.append(self._line(place, _first(role, Stage.PREFILL, Stage.DECODE), nbytes / rate))
         return lines
 
     def _split_of(self, place: int) -> tuple[int, float, float]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from math import ceil
+from math import ceil, inf
 from typing import Literal, Protocol
 
 from triptych.domain.instance import ModelInfo
@@ -22,10 +22,10 @@ from .closed_form import Point
 from .combination import Wanted
 from .demand import SAMPLE, Demand
 from .offers import Supplier, offers
-from .record import Budget, Options, Placement
+from .record import Budget, Options, PlacedPool, Placement
 from .search import ROUNDS, Aim, Contender, Halving, Round, Trial
 from .shortlist import Scored, Shortlist, shortlist
-from .space import Bounds, Offers, points
+from .space import Bounds, Offers, mixed, points
 
 Prefers = Literal["cheapest", "goodput", "ttft"]
 
@@ -39,6 +39,10 @@ WARM_UP = 0.1
 """Share of a run whose requests are not counted."""
 _VARIED = 2
 """Placements whose settings are varied."""
+_NEIGHBOURED = 8
+"""Placements beside which those with two kinds of devices in one role are looked for: of the shortlist the first."""
+_MIXED = 4
+"""Those that are simulated, at most."""
 _NOTED = 20_000
 """Placements from one note of progress to the next while they are filtered."""
 
@@ -146,6 +150,7 @@ def search(question: Question, factory: Factory, note: Note = lambda _: None) ->
         question.contenders,
         cheap_first=question.prefers == "cheapest",
     )
+    found = with_mixed(found, there_are, bounds, wanted, question)
     rate = question.rate or _rounded(_OF_GOODPUT * max((scored.goodput_rps for scored in found.chosen), default=0.0))
     findings = Findings(question, replace(bounded, rate=rate), wanted, there_are, found, None)
     if not found.chosen or not rate:
@@ -165,6 +170,27 @@ def search(question: Question, factory: Factory, note: Note = lambda _: None) ->
     )
     _carry_out(findings, halving, factory, note)
     return findings
+
+
+def with_mixed(found: Shortlist, there_are: Offers, bounds: Bounds, wanted: Wanted, question: Question) -> Shortlist:
+    """The shortlist with placements of two kinds of devices in one role, in place of the last ones. Only those with a lower price at the
+    rate, if that is preferred, else a higher goodput than any other placement by closed form.
+    """
+    if len(question.devices) < 2:
+        return found
+    near = mixed([scored.point for scored in found.chosen[:_NEIGHBOURED]], there_are, bounds, wanted)
+    cheap_first = question.prefers == "cheapest"
+    further = shortlist(near, question.rate, question.contenders, cheap_first=cheap_first)
+    most_rps = max((scored.goodput_rps for scored in found.chosen), default=0.0)
+    rate = question.rate or 0.0
+    least = min((scored.price for scored in found.chosen if scored.goodput_rps >= rate), default=inf)
+    better = [
+        scored
+        for scored in further.chosen
+        if (scored.goodput_rps >= rate and scored.price < least if cheap_first else scored.goodput_rps > most_rps)
+    ][:_MIXED]
+    kept = found.chosen[: max(1, question.contenders - len(better))]
+    return Shortlist([*kept, *better], found.passed_over, found.points + further.points)
 
 
 def _noted(found: Iterable[Point], note: Note, rounds: int) -> Iterator[Point]:
@@ -209,14 +235,19 @@ def contender_of(scored: Scored, rate: float, prepare_cores: int, given: Collect
 
 def placement_of(point: Point, prepare_cores: int = 1, settings: Options | None = None) -> Placement:
     """The placement of a point, which has no settings of its own."""
-    by_role = dict(zip(point.method.roles, point.pools, strict=True))
+    placed = [
+        PlacedPool(role, pool.count, pool.instance.offer.device, pool.instance.offer.degree)
+        for role, pool in zip(point.method.roles, point.pools, strict=True)
+    ]
+    by_role = {pool.role: pool for pool in reversed(placed)}
     roles = [role for role in INSTANCE_NAMES if role in by_role]
     return Placement(
         roles={role: by_role[role].count for role in roles},
-        devices={role: by_role[role].instance.offer.device for role in roles},
-        degrees={role: by_role[role].instance.offer.degree for role in roles},
+        devices={role: by_role[role].device for role in roles},
+        degrees={role: by_role[role].degree for role in roles},
         prepare_cores=prepare_cores,
         settings=settings or {},
+        more=tuple(pool for pool in placed if pool is not by_role[pool.role]),
     )
 
 
@@ -224,7 +255,7 @@ def variants(best: Sequence[Contender], question: Question, given: Collection[st
     """The best placements with other policies and step budgets. ``given``: options that stay as they are."""
     varied = []
     for contender in best[:_VARIED]:
-        roles = contender.placement.roles
+        roles = contender.placement.sizes
         changes: list[tuple[str, Options]] = [("first come, first served", {"ordering": "first-come"})]
         beside = any(role.serves(Stage.DECODE) and len(role.stages) > 1 for role in roles)
         if question.objectives.tpot_s is not None and beside:
@@ -239,7 +270,7 @@ def predicting(best: Sequence[Contender], given: Collection[str]) -> list[Conten
     """The best placement with routing by predicted ends, where there is a choice. Queues do not have it."""
     changes = {"encoder-routing": Stage.ENCODE, "text-routing": Stage.PREFILL}
     for contender in best[:1]:
-        roles = contender.placement.roles
+        roles = contender.placement.sizes
         change = {
             name: "predicted"
             for name, stage in changes.items()

@@ -2,7 +2,7 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -11,7 +11,9 @@ from typing import Literal, Self
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from triptych.domain.mix import Form
+from triptych.domain.scaling import Kind
 from triptych.domain.stage import Role, Stage
+from triptych.domain.tier import tier_name
 from triptych.files import BadFile, read_bytes
 from triptych.sim.fidelity import Fidelity
 from triptych.workload.prices import Prices
@@ -45,13 +47,28 @@ def _word(name: str, value: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class PlacedPool:
+    """Equal instances of a role."""
+
+    __pydantic_config__ = _STRICT
+
+    role: Role
+    count: int
+    device: str
+    degree: int
+
+    def __str__(self) -> str:
+        return f"{self.role.value}:{self.count} {'' if self.degree == 1 else f'{self.degree}x'}{self.device}"
+
+
+@dataclass(frozen=True, slots=True)
 class Placement:
     """A cluster of one model: instances by role, their devices, and the settings in which candidates differ."""
 
     __pydantic_config__ = _STRICT
 
     roles: Mapping[Role, int]
-    """Instances by role, in the order of ``INSTANCE_NAMES``."""
+    """Instances by role, in the order of ``INSTANCE_NAMES``; those in ``more`` are not counted."""
     devices: Mapping[Role, str]
     """The kind of device of each role, by its name in the catalogue."""
     degrees: Mapping[Role, int]
@@ -61,52 +78,95 @@ class Placement:
     switch_roles: bool = False
     settings: Options = field(default_factory=dict)
     """Options of services, as of ``triptych up``: batch limits, step budgets, policies."""
+    more: tuple[PlacedPool, ...] = ()
+    """Further instances of roles that are in ``roles``, on other kinds of devices or in other degrees."""
+    autoscale: bool = False
+    """Whether pools follow their load."""
 
     def __post_init__(self) -> None:
         """Raises ValueError for what is no cluster."""
-        if not (self.roles.keys() == self.devices.keys() == self.degrees.keys()):
+        if not (self.roles.keys() == self.devices.keys() == self.degrees.keys() >= {pool.role for pool in self.more}):
             raise ValueError("roles, devices and degrees are not of the same roles")
-        if min((*self.roles.values(), *self.degrees.values()), default=0) < 1 or self.prepare_cores < 1:
+        if len(self.pools) < len(self._in_order):
+            raise ValueError("a role has two pools on the same devices")
+        numbers = [number for pool in self._in_order for number in (pool.count, pool.degree)]
+        if min(numbers, default=0) < 1 or self.prepare_cores < 1:
             raise ValueError("a number of instances, devices or cores is below 1")
         if idle := [stage.value for stage in Stage if not any(role.serves(stage) for role in self.roles)]:
             raise ValueError(f"nothing would {' and '.join(idle)}")
 
     @property
+    def _in_order(self) -> Sequence[PlacedPool]:
+        return [
+            pool
+            for role, count in self.roles.items()
+            for pool in (
+                PlacedPool(role, count, self.devices[role], self.degrees[role]),
+                *(other for other in self.more if other.role is role),
+            )
+        ]
+
+    @property
+    def pools(self) -> Mapping[Kind, PlacedPool]:
+        """All pools. Those of a role that has several are tiers of it."""
+        mixed = {pool.role for pool in self.more}
+        return {
+            Kind(pool.role, tier_name(pool.device, pool.degree) if pool.role in mixed else ""): pool
+            for pool in self._in_order
+        }
+
+    @property
+    def sizes(self) -> Counter[Role]:
+        """Instances by role, of all its pools."""
+        sizes: Counter[Role] = Counter()
+        for pool in self._in_order:
+            sizes[pool.role] += pool.count
+        return sizes
+
+    @property
     def roles_text(self) -> str:
-        """As ``--roles`` has them: ``E:2,PD:1``."""
-        return ",".join(f"{role.value}:{count}" for role, count in self.roles.items())
+        """As ``--roles`` has them: ``E:2,PD:1``, or with tiers ``PD@h100:1,PD@l4:2``."""
+        return ",".join(f"{kind}:{pool.count}" for kind, pool in self.pools.items())
+
+    @property
+    def devices_text(self) -> str:
+        """As ``--device`` has them."""
+        return ",".join(f"{kind}={pool.device}" for kind, pool in self.pools.items())
+
+    @property
+    def degrees_text(self) -> str:
+        """As ``--tensor-parallel`` has them."""
+        return ",".join(f"{kind}={pool.degree}" for kind, pool in self.pools.items())
 
     @property
     def device_counts(self) -> Counter[str]:
         """Devices that it takes, by kind."""
         counts: Counter[str] = Counter()
-        for role, count in self.roles.items():
-            counts[self.devices[role]] += count * self.degrees[role]
+        for pool in self._in_order:
+            counts[pool.device] += pool.count * pool.degree
         return counts
 
     @property
     def cluster_options(self) -> tuple[str, ...]:
         """Options that ``triptych up`` and ``triptych simulate`` have in common."""
         switching = "yes" if self.switch_roles else "no"
-        return words({"roles": self.roles_text, "switch-roles": switching, **self.settings})
+        scaling = {"autoscale": "yes"} if self.autoscale else {}
+        return words({"roles": self.roles_text, "switch-roles": switching, **scaling, **self.settings})
 
     @property
     def hardware_options(self) -> tuple[str, ...]:
         """Options that ``triptych simulate`` has beside them."""
         return words(
             {
-                "device": ",".join(f"{role.value}={name}" for role, name in self.devices.items()),
-                "tensor-parallel": ",".join(f"{role.value}={degree}" for role, degree in self.degrees.items()),
+                "device": self.devices_text,
+                "tensor-parallel": self.degrees_text,
                 "prepare-cores": str(self.prepare_cores),
             }
         )
 
     def __str__(self) -> str:
         """In a few words: ``E:2 l4, PD:1 2xh100``."""
-        return ", ".join(
-            f"{role.value}:{count} {'' if self.degrees[role] == 1 else f'{self.degrees[role]}x'}{self.devices[role]}"
-            for role, count in self.roles.items()
-        )
+        return ", ".join(map(str, self._in_order))
 
 
 @dataclass(frozen=True, slots=True)

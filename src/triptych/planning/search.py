@@ -77,7 +77,7 @@ class Contender:
 
     @property
     def is_monolith(self) -> bool:
-        return tuple(self.placement.roles) == (Role.EPD,)
+        return tuple(self.placement.roles) == (Role.EPD,) and not self.placement.more
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ Instances of a role are alike, so only their number counts. Where there are too 
 fewer instances of any role the rate is not borne, with more of one role alone nothing is gained, but for shorter waits.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
 from itertools import product
@@ -27,6 +27,8 @@ _ALL_COUNTS = 4096
 """Combinations of counts up to which all are taken."""
 _SPARE = 2.5
 """Where only a rate bounds a placement, it has instances for at most so many times the rate."""
+_REPLACED = 4
+"""Instances of a role in place of which others are tried, at most."""
 _CENT = 0.005
 """Prices are compared to this."""
 
@@ -84,6 +86,41 @@ def points(offers: Offers, bounds: Bounds, wanted: Wanted, methods: Sequence[Met
     for combination in combinations(offers, wanted, methods):
         for counts in bounds.within(combination, _counts(combination, bounds)):
             yield Point(combination, counts)
+
+
+def mixed(best: Iterable[Point], offers: Offers, bounds: Bounds, wanted: Wanted) -> Iterator[Point]:
+    """Neighbours of points in which a role has instances of two kinds: some of another kind in place of its own, or beside them.
+
+    By method and combination, as ``points``, and none twice. Points whose method shares stages have none.
+    """
+    found: dict[Method, dict[tuple[Instance, ...], dict[Counts, None]]] = {}
+    for point in best:
+        for place, role in enumerate(point.method.roles if point.method.shared is None else ()):
+            for other in offers[role]:
+                if other is not point.combination.instances[place]:
+                    method, instances, counts = _beside(point, place, other, offers[role], bounds.most(other))
+                    found.setdefault(method, {}).setdefault(instances, {}).update(dict.fromkeys(counts))
+    for method, by_instances in found.items():
+        for instances, of_them in by_instances.items():
+            combination = Combination(method, instances, wanted)
+            for chosen in bounds.within(combination, iter(of_them)):
+                yield Point(combination, chosen)
+
+
+def _beside(
+    point: Point, place: int, other: Instance, order: Sequence[Instance], most: int
+) -> tuple[Method, tuple[Instance, ...], Iterator[Counts]]:
+    """Up to ``most`` of another kind at a place, with up to ``_REPLACED`` instances fewer there. The two kinds are in the order given."""
+    instances, counts = point.combination.instances, point.counts
+    own, count = instances[place], counts[place]
+    is_first = order.index(own) < order.index(other)
+    kept = range(max(1, count - _REPLACED), count + 1)
+    numbers = ((left, more) if is_first else (more, left) for left in kept for more in range(1, most + 1))
+    return (
+        point.method.mixed(place),
+        (*instances[:place], *((own, other) if is_first else (other, own)), *instances[place + 1 :]),
+        ((*counts[:place], *two, *counts[place + 1 :]) for two in numbers),
+    )
 
 
 def _counts(combination: Combination, bounds: Bounds) -> Iterator[Counts]:

@@ -15,8 +15,8 @@ from triptych.domain.instance import InstanceLoad, ServedPart
 from triptych.domain.kv_segment import KV
 from triptych.domain.membership import MemberKind
 from triptych.domain.pool import Registration
-from triptych.domain.scaling import PoolName
-from triptych.domain.stage import INSTANCE_NAMES, ModelPart, Role, Stage
+from triptych.domain.scaling import Kind, PoolName
+from triptych.domain.stage import ModelPart, Role, Stage
 from triptych.errors import InvalidRequest
 from triptych.machine.process_pool_events import ProcessReady, StartProcess, StopProcess
 from triptych.machine.process_pools import RestartRules
@@ -87,9 +87,10 @@ class _NoText:
 class Node:
     """One instance: a process that can be killed and started again."""
 
-    def __init__(self, name: str, role: Role, cluster: "SimCluster") -> None:
+    def __init__(self, name: str, pool: Kind, cluster: "SimCluster") -> None:
         self.name = name
-        self.role = role
+        self.pool = pool
+        self.role = pool.role
         self.epoch = 0
         self.is_up = False
         self.service: Any = None
@@ -105,7 +106,7 @@ class Node:
 
     @property
     def kind(self) -> InstanceKind:
-        return self._cluster.deployment.kinds[self.role]
+        return self._cluster.deployment.kinds[self.pool]
 
     @property
     def has_devices(self) -> bool:
@@ -134,12 +135,12 @@ class Node:
 
     async def _build(self, world: World, data_plane: DataPlane) -> SetStages | None:
         deployment, thread = self._cluster.deployment, InlineOffload(cores=self._cluster.cores_of(self._neighbour))
-        if self.role not in deployment.texts:
+        if self.pool not in deployment.texts:
             part = self._encoder_part(thread)
             built = await self._life.enter_async_context(encoders.build(part.settings, world, data_plane, part.loaded))
             self.service = built.service
             return None
-        settings = deployment.texts[self.role]
+        settings = deployment.texts[self.pool]
         costs = Costs(self.kind.profiles[ModelPart.DECODER])
         engine = SimTextEngine(
             deployment.model,
@@ -183,7 +184,7 @@ class Node:
         workers = kind.prepare_cores
         prepare = InlineOffload(workers, self._cluster.cores)
         loaded = LoadedEncoder(engine, costs.profile.identity, compute, prepare, workers)
-        return EncoderPart(deployment.encoder, loaded, deployment.image_budgets.get(self.role))
+        return EncoderPart(deployment.encoder, loaded, deployment.image_budgets.get(self.pool))
 
     def _holder(self, address: str) -> LinkedInstance:
         if address not in self._outbound:
@@ -303,8 +304,8 @@ class SimCluster:
         """What all processes share."""
         self._devices: dict[str, SharedDevice] = {}
         """By instances that share theirs."""
-        for name, role in deployment.instances.items():
-            self.nodes[name] = Node(name, role, self)
+        for name, pool in deployment.instances.items():
+            self.nodes[name] = Node(name, pool, self)
         self.access = ManagerAccess((MANAGER,) if deployment.is_managed else ())
         self.decisions: list[Decision] = []
         """What was started, stopped and switched, and why; times are the clock's."""
@@ -399,9 +400,7 @@ class SimCluster:
         if deployment.scales:
             processes = SimProcesses(self._boot, self.nodes.get, boot_s=self._boot_s, scope=self.scope)
             self._processes = processes
-            pools = {
-                PoolName(deployment.model.model_id, role): f"{INSTANCE_NAMES[role]}-{{}}" for role in deployment.sizes
-            }
+            pools = {PoolName(deployment.model.model_id, *pool): f"{pool.name}-{{}}" for pool in deployment.sizes}
             rules = RestartRules(max_processes=deployment.manager.control.max_instances, grace_s=60.0)
             self.scaler = ProcessScaler(processes, scaled=pools, others={}, rules=rules, clock=clock)
             processes.ended = self.scaler.ended
@@ -460,7 +459,7 @@ class SimCluster:
 
     async def _boot(self, role: Role, name: str, ordered_s: float) -> None:
         if name not in self.nodes:
-            self.nodes[name] = Node(name, role, self)
+            self.nodes[name] = Node(name, Kind(role), self)
         await self.nodes[name].start(ordered_s)
 
     async def kill(self, node: Node) -> None:
@@ -472,7 +471,7 @@ class SimCluster:
 
     def _boot_s(self, role: Role) -> float:
         """The start of a process: of its parts, the one that takes longest."""
-        return max(profile.measured.start_s for profile in self.deployment.kinds[role].profiles.values())
+        return max(profile.measured.start_s for profile in self.deployment.kinds[Kind(role)].profiles.values())
 
     def _register_router(self) -> None:
         model_id, slo, router = self.deployment.model.model_id, self._router_settings.slo, self.router

@@ -6,7 +6,8 @@ from typing import Literal
 
 from triptych.domain.instance import ModelInfo
 from triptych.domain.profile import Profile
-from triptych.domain.stage import INSTANCE_NAMES, ModelPart, Role
+from triptych.domain.scaling import Kind
+from triptych.domain.stage import ModelPart, Role
 from triptych.families.base import Family
 from triptych.policy.iteration import ImageBudget
 from triptych.ports import Replanner
@@ -26,7 +27,7 @@ BYTES_PER_PIXEL = 0.3
 
 @dataclass(frozen=True, slots=True)
 class InstanceKind:
-    """Hardware that the instances of one role run on, and what their parts cost there."""
+    """Hardware that the instances of one pool run on, and what their parts cost there."""
 
     device: str
     """Name in the catalogue, or of the hardware that a profile was measured on."""
@@ -59,21 +60,20 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """A cluster of one model, as ``triptych up`` would start it."""
+    """A cluster of one model, as ``triptych up`` would start it. Pools are those of a role, or of a role and tier."""
 
     model: ModelInfo
     family: Family
-    sizes: Mapping[Role, int]
-    """Instances by role at the start."""
-    kinds: Mapping[Role, InstanceKind]
-    """Of each role that instances have or can be given."""
+    sizes: Mapping[Kind, int]
+    """Instances by pool at the start."""
+    kinds: Mapping[Kind, InstanceKind]
     router: RouterSettings
     encoder: EncoderSettings
-    texts: Mapping[Role, TextSettings]
-    """By role; not of E."""
+    texts: Mapping[Kind, TextSettings]
+    """By pool; not of E, unless roles switch."""
     manager: PoolManagerSettings
-    image_budgets: Mapping[Role, ImageBudget] = field(default_factory=dict)
-    """Of what is encoded between two decode steps, by role; without one, the encoder's own limits."""
+    image_budgets: Mapping[Kind, ImageBudget] = field(default_factory=dict)
+    """Of what is encoded between two decode steps, by pool; without one, the encoder's own limits."""
     scales: bool = False
     """Whether the pool manager starts and stops instances."""
     control_s: float = 0.0003
@@ -91,19 +91,15 @@ class Deployment:
     """Of searches for better placements, for a pool manager that follows a plan."""
 
     @property
-    def instances(self) -> Mapping[str, Role]:
-        """Roles of the instances at the start, by their names, in the order of ``sizes``."""
-        return {
-            f"{INSTANCE_NAMES[role]}-{number}": role
-            for role, count in self.sizes.items()
-            for number in range(1, count + 1)
-        }
+    def instances(self) -> Mapping[str, Kind]:
+        """Pools of the instances at the start, by their names, in the order of ``sizes``."""
+        return {f"{pool.name}-{number}": pool for pool, count in self.sizes.items() for number in range(1, count + 1)}
 
     def topology(self) -> Topology:
         """Where the instances are of which there are so many from the beginning to the end."""
         topology = Topology(self.hosts)
-        for name, role in self.instances.items():
-            kind = self.kinds[role]
+        for name, pool in self.instances.items():
+            kind = self.kinds[pool]
             topology.enter(name, kind.devices, kind.link, kind.within_host, name)
         return topology
 
@@ -111,9 +107,9 @@ class Deployment:
         """The instance whose devices this one computes on; itself if it has its own."""
         if role is not Role.E or self.encoders_share is None:
             return instance
-        other = self.encoders_share.role
+        other = Kind(self.encoders_share.role)
         number = int(instance.rpartition("-")[2])
-        return f"{INSTANCE_NAMES[other]}-{(number - 1) % self.sizes[other] + 1}"
+        return f"{other.name}-{(number - 1) % self.sizes[other] + 1}"
 
     @property
     def is_managed(self) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 
 from tests.unit.sim.kit import CONTROL_S, FAMILY, IMAGE, MIX, deployment
 from triptych.domain.instance import ModelInfo
+from triptych.domain.scaling import Kind
 from triptych.domain.stage import Role
 from triptych.families.base import Family
 from triptych.planning import conclusion
@@ -58,16 +59,18 @@ class Factory:
     def offer(self, role: Role, device: str, degree: int) -> Offer:
         if degree > 1 or (device in self.too_small and role is not Role.E):
             raise DoesNotFit(f"{device} is too small")
-        kind = replace(deployment({role: 1}).kinds[role], device=device)
+        kind = replace(deployment({role: 1}).kinds[Kind(role)], device=device)
         return Offer(role, kind, None if role is Role.E else 100_000, self.prices[device], self.limits)
 
     def deployment(self, placement: Placement) -> Deployment:
         router: dict[str, Any] = {}
         if "sharding" in placement.settings or "ordering" in placement.settings:
             router["policies"] = {name: value for name, value in placement.settings.items() if name != "tpot-slo-s"}
-        made = deployment(placement.roles, router=router, text={"engine": {"kv_cache_bytes": 1 << 34}})
+        pools = placement.pools
+        sizes = {kind: pool.count for kind, pool in pools.items()}
+        made = deployment(sizes, router=router, text={"engine": {"kv_cache_bytes": 1 << 34}})
         return replace(
-            made, kinds={role: replace(made.kinds[role], device=placement.devices[role]) for role in made.kinds}
+            made, kinds={kind: replace(made.kinds[kind], device=pool.device) for kind, pool in pools.items()}
         )
 
 

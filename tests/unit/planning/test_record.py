@@ -14,6 +14,7 @@ from triptych.planning.record import (
     Goodput,
     KindFigures,
     Made,
+    PlacedPool,
     Placement,
     PlanRecord,
     Predicted,
@@ -81,6 +82,25 @@ def test_a_placement_is_a_list_of_options() -> None:
     line = PLAN.simulate_line(PLACEMENT)
     assert line.startswith("triptych simulate --model=config.json --roles=E:2,PD:1 ")
     assert line.endswith("--dtype=float16 --rate=2 --images=0:0.5,1:0.5")
+
+
+def test_a_role_with_two_kinds_of_devices_has_a_tier_for_each(tmp_path: Path) -> None:
+    mixed = replace(PLACEMENT, more=(PlacedPool(Role.PD, 3, "l4", 1),))
+    assert str(mixed) == "E:2 l4, PD:1 2xh100, PD:3 l4"
+    assert mixed.cluster_options[0] == "--roles=E:2,PD@2xh100:1,PD@l4:3"
+    assert mixed.hardware_options[:2] == (
+        "--device=E=l4,PD@2xh100=h100,PD@l4=l4",
+        "--tensor-parallel=E=1,PD@2xh100=2,PD@l4=1",
+    )
+    assert mixed.device_counts == {"l4": 5, "h100": 2}
+    assert mixed.sizes == {Role.E: 2, Role.PD: 4}
+    plan = replace(PLAN, candidates=(Candidate(mixed, PREDICTED, meets=True),))
+    write(tmp_path / "plan.json", plan)
+    assert read(tmp_path / "plan.json") == plan
+    with pytest.raises(ValueError, match="two pools on the same devices"):
+        replace(PLACEMENT, more=(PlacedPool(Role.PD, 3, "h100", 2),))
+    with pytest.raises(ValueError, match="not of the same roles"):
+        replace(PLACEMENT, more=(PlacedPool(Role.D, 3, "l4", 1),))
 
 
 @pytest.mark.parametrize(

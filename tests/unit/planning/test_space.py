@@ -1,20 +1,24 @@
 """Placements within a budget: all of them, each once, and of too many those that count."""
 
 from dataclasses import replace
+from time import process_time
 
 import pytest
 
-from tests.unit.planning.kit import Factory, all_points, there_are, wanted
+from tests.unit.planning.kit import Factory, all_points, question, there_are, wanted
+from tests.unit.sim.kit import IMAGE
 from triptych.domain.stage import ModelPart, Role
 from triptych.engine.delay import synthetic_decoder_profile
 from triptych.planning import space
 from triptych.planning.closed_form import Point
 from triptych.planning.combination import METHODS
+from triptych.planning.planner import contender_of, with_mixed
 from triptych.planning.pools import Offer
 from triptych.planning.record import Budget
-from triptych.planning.shortlist import shortlist
+from triptych.planning.shortlist import Shortlist, shortlist
 from triptych.planning.space import Bounds, points
 from triptych.policy.roofline import DoesNotFit
+from triptych.workload.requests import Distribution, Mix
 
 
 def placed(point: Point) -> tuple[tuple[str, str, int], ...]:
@@ -117,6 +121,55 @@ def test_devices_that_hold_no_language_model_encode_only() -> None:
     assert {role for point in found for role, device, _ in placed(point) if device == "small"} == {"E"}
     with pytest.raises(DoesNotFit, match="small is too small"):
         all_points(wanted(), Budget({"small": 2}, None, 0.0), factory)
+
+
+TEXT = Mix(Distribution.parse("0:0.95,1:0.05"), Distribution.parse("300"), Distribution.parse("40"), IMAGE)
+
+
+def mixed_list(devices: dict[str, int], rate: float | None) -> tuple[Shortlist, Shortlist]:
+    """What is worth a simulation with one kind of device in each role, and with two."""
+    what, budget = wanted(mix=TEXT), Budget(dict(devices), None, rate or 0.0)
+    there = there_are(what, budget, Factory({"a": 2.0, "b": 1.0, "c": 0.5}, roles=(Role.E, Role.PD)))
+    bounds, asked = Bounds(budget, None), question(dict(devices), rate)
+    found = shortlist(points(there, bounds, what), rate, 8, cheap_first=rate is not None)
+    return found, with_mixed(found, there, bounds, what, asked)
+
+
+def test_devices_that_would_idle_serve_in_a_role_beside_those_of_another_kind() -> None:
+    """Two kinds that are alike, and nearly no images: with one kind in a role the pool of text has the four of one kind alone."""
+    found, with_two = mixed_list({"a": 4, "b": 3}, None)
+    best = max(with_two.chosen, key=lambda scored: scored.goodput_rps)
+    assert best.goodput_rps > 1.3 * max(scored.goodput_rps for scored in found.chosen)
+    assert best.point.devices == 7
+    assert [role for role, _, _ in placed(best.point)] == ["E", "PD", "PD"]
+    made = contender_of(best, 1.0, 4, ()).placement
+    assert made.device_counts == {"a": 4, "b": 3}
+    assert [str(kind) for kind in made.pools][1:] == ["PD@a", "PD@b"]
+    assert len(with_two.chosen) <= 8
+    alike = Budget({"a": 7}, None, 0.0)
+    same = max(
+        (point for point in all_points(wanted(mix=TEXT), alike) if placed(point) == (("E", "a", 1), ("PD", "a", 6))),
+        key=lambda point: point.goodput(),
+    )
+    assert best.point.goodput() == pytest.approx(same.goodput(), rel=0.1), "two pools bear what one of all would"
+
+
+def test_with_one_kind_of_device_or_where_none_idles_nothing_is_mixed() -> None:
+    found, with_two = mixed_list({"a": 6}, None)
+    assert with_two is found
+    found, with_two = mixed_list({"a": 4, "b": 4}, 1.0)
+    assert with_two.chosen == found.chosen
+
+
+@pytest.mark.timeout(60)
+def test_neighbours_with_two_kinds_of_sixty_four_devices_are_judged_in_seconds() -> None:
+    what, budget = wanted(), Budget({"a": 16, "b": 16, "c": 32}, None, 0.0)
+    there = there_are(what, budget, Factory({"a": 3.0, "b": 2.0, "c": 1.0}))
+    bounds = Bounds(budget, None)
+    found = shortlist(points(there, bounds, what), None, 24)
+    began_s = process_time()
+    with_mixed(found, there, bounds, what, question(dict(budget.devices), None))
+    assert process_time() - began_s < 30
 
 
 def test_engines_without_a_role_are_not_asked_for_it() -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from triptych.domain.scaling import Kind
 from triptych.domain.stage import ModelPart, Role, Stage
 from triptych.engine.delay import synthetic_decoder_profile, synthetic_encoder_profile
 from triptych.services.encoder.settings import EncoderSettings
@@ -41,7 +42,7 @@ def plan(rate: float, requests: int, seed: int = 1, mix: Mix = MIX) -> Plan:
 
 
 def deployment(
-    sizes: Mapping[Role, int],
+    sizes: Mapping[Role, int] | Mapping[Kind, int],
     *,
     text: Mapping[str, Any] | None = None,
     manager: Mapping[str, Any] | None = None,
@@ -50,15 +51,18 @@ def deployment(
     **others: Any,
 ) -> Deployment:
     """``text``, ``manager``, ``encoder`` and ``router`` are settings that differ from their defaults."""
+    pools = {pool if isinstance(pool, Kind) else Kind(pool): count for pool, count in sizes.items()}
     return Deployment(
         model=replace(FAKE_MODEL, context_length=FAMILY.context_length),
         family=FAMILY,
-        sizes=sizes,
-        kinds={role: _kind(role) for role in sizes},
+        sizes=pools,
+        kinds={pool: _kind(pool.role) for pool in pools},
         router=RouterSettings(**(router or {})),
         encoder=EncoderSettings(model=Path("model"), **(encoder or {})),
         texts={
-            role: TextSettings(model=Path("model"), role=role, **(text or {})) for role in sizes if role is not Role.E
+            pool: TextSettings(model=Path("model"), role=pool.role, **(text or {}))
+            for pool in pools
+            if pool.role is not Role.E
         },
         manager=PoolManagerSettings(allow_network=True, **(manager or {})),
         control_s=CONTROL_S,

@@ -15,6 +15,7 @@ import pytest
 
 from tests.unit.sim.kit import IMAGE, MIX, PROFILES, deployment, plan
 from triptych.domain.profile import Profile
+from triptych.domain.scaling import Kind
 from triptych.domain.stage import ModelPart, Role, Stage
 from triptych.domain.timeline import Timeline
 from triptych.engine.decoder.options import EngineOptions
@@ -23,6 +24,7 @@ from triptych.sim.limits import NotSimulated
 from triptych.sim.machines import run as machines
 from triptych.sim.network import Hosts, LinkSpeed
 from triptych.sim.outcome import Outcome, Span
+from triptych.sim.queues import run as queues
 from triptych.sim.scenario import Deployment, Fault
 from triptych.sim.shared_device import Sharing
 from triptych.workload.report import Record
@@ -45,9 +47,9 @@ RANDOM = {"policies": {"encoder_routing": "power-of-two", "text_routing": "power
 def uneven(cluster: Deployment) -> Deployment:
     """Roles run on hardware of different speeds: of two instances that are done at one time, tasks decide in services who is first."""
     kinds = {}
-    for role, kind in cluster.kinds.items():
-        slower = 1 + math.sqrt(list(Role).index(role) + 2) / 100
-        kinds[role] = replace(kind, profiles={part: _slower(kind.profiles[part], slower) for part in kind.profiles})
+    for pool, kind in cluster.kinds.items():
+        slower = 1 + math.sqrt(list(Role).index(pool.role) + 2) / 100
+        kinds[pool] = replace(kind, profiles={part: _slower(kind.profiles[part], slower) for part in kind.profiles})
     return replace(cluster, kinds=kinds)
 
 
@@ -249,6 +251,25 @@ def test_vllms_order_is_the_same(name: str) -> None:
     assert_equal(first, second)
     own, _ = both(with_engine("triptych"), requests)
     assert [record.ttft_s for record in own.records] != [record.ttft_s for record in first.records]
+
+
+@pytest.mark.slow
+def test_a_role_on_two_kinds_of_devices_has_a_pool_on_each() -> None:
+    """Half of the text instances are twice as slow, and have the names of their tier."""
+    slow = Kind(Role.PD, "slow")
+    cluster = deployment({Kind(Role.E): 2, Kind(Role.PD, "fast"): 1, slow: 1})
+    kind = cluster.kinds[slow]
+    profiles = {part: _slower(profile, 2.0) for part, profile in kind.profiles.items()}
+    cluster = replace(cluster, kinds={**cluster.kinds, slow: replace(kind, device="old", profiles=profiles)})
+    first, second = both(cluster, plan(12.0, 80))
+    assert_equal(first, second)
+    uses = {use.name: use.device for use in first.instances}
+    assert uses == {"encoder-1": "device", "encoder-2": "device", "text-fast-1": "device", "text-slow-1": "old"}
+    served = Counter(timeline.text_instance for timeline in first.timelines if timeline is not None)
+    assert served["text-fast-1"] > served["text-slow-1"] > 0
+    approximate = queues.simulate(cluster, plan(12.0, 80))
+    assert all(record.ok for record in (*first.records, *approximate.records))
+    assert all(use.busy_s["step"] > 0 for use in approximate.instances if use.role == "PD")
 
 
 @pytest.mark.slow

@@ -87,8 +87,8 @@ def test_requests_that_wait_are_served_once_those_that_were_late_are_gone() -> N
     decoder = PROFILES[ModelPart.DECODER]
     large = replace(decoder, measured=replace(decoder.measured, kv_token_nbytes=1 << 10))
     kinds = {
-        role: replace(kind, profiles={**kind.profiles, ModelPart.DECODER: large}) if role is not Role.E else kind
-        for role, kind in cluster.kinds.items()
+        pool: replace(kind, profiles={**kind.profiles, ModelPart.DECODER: large}) if pool.role is not Role.E else kind
+        for pool, kind in cluster.kinds.items()
     }
     cluster = replace(cluster, kinds=kinds)
     load = Plan([*longest, *short], 5.0)

@@ -12,6 +12,7 @@ from tests.unit.cli.plan.plans import placement, plan_of, written
 from tests.unit.planning.kit import demand
 from tests.unit.sim.kit import MIX, deployment, plan
 from triptych.domain.replanning import PlanQuestion, Proposal, RoleCount, in_letters
+from triptych.domain.scaling import Kind
 from triptych.domain.stage import Role
 from triptych.machine.pool_manager.plan import ReplanLimits
 from triptych.planning.record import Budget
@@ -61,9 +62,9 @@ def following(folder: Path, replanner: Scripted, begins: dict[str, int]) -> Depl
     made = deployment(
         sizes, manager=manager, router={"slo": ("ttft=2s", "tbt=100ms")}, scales=True, replanner=replanner
     )
-    whole = deployment({Role.EPD: 1}).kinds[Role.EPD]
-    texts = {role: TextSettings(role=role, **text) for role in sizes}
-    return replace(made, kinds=dict.fromkeys(sizes, whole), texts=texts)
+    whole = deployment({Role.EPD: 1}).kinds[Kind(Role.EPD)]
+    texts = {pool: TextSettings(role=pool.role, **text) for pool in made.sizes}
+    return replace(made, kinds=dict.fromkeys(made.sizes, whole), texts=texts)
 
 
 def test_a_cluster_moves_with_the_mix_and_back_and_no_request_fails(tmp_path: Path) -> None:

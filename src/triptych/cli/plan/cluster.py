@@ -21,7 +21,9 @@ from triptych.cli.service_options import Flags, parse
 from triptych.domain.device import BadCatalogue, Device
 from triptych.domain.pool_sizes import planned_most
 from triptych.domain.profile import Profile
+from triptych.domain.scaling import Kind
 from triptych.domain.stage import Role, Stage
+from triptych.domain.tier import MAX_DEVICE, Tier, tier_name
 from triptych.planning.record import Placement, PlanRecord
 from triptych.runtime.catalogue import load_catalogue
 from triptych.runtime.hub import DEMO
@@ -49,9 +51,10 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The instances of one role."""
+    """Equal instances of a role."""
 
-    role: Role
+    kind: Kind
+    """Its role, and the tier where the plan has several pools of it."""
     count: int
     device: Device
     degree: int
@@ -65,6 +68,20 @@ class Pool:
     bounds: Bounds
 
     @property
+    def role(self) -> Role:
+        return self.kind.role
+
+    @property
+    def tier(self) -> Tier | None:
+        """The kind of device of a pool on GPUs, or beside another one of its role."""
+        if not self.on_gpu and not self.kind.tier:
+            return None
+        price = None if self.device.price is None else self.device.price.usd_per_hour * self.degree
+        return Tier(
+            self.kind.tier or tier_name(self.device.name), self.device.title.replace(",", " ")[:MAX_DEVICE], price
+        )
+
+    @property
     def on_gpu(self) -> bool:
         return self.device.kind == "gpu"
 
@@ -72,7 +89,8 @@ class Pool:
     def environment(self) -> Mapping[str, str]:
         """Variables of its processes."""
         line = shlex.join(_flag(name, value) for name, value in self.mounted.items())
-        return variables(self.service, {**self.settings, **({"mount_encoder": line} if line else {})})
+        tier = {"tier": str(self.tier)} if self.kind.tier else {}
+        return variables(self.service, {**self.settings, **tier, **({"mount_encoder": line} if line else {})})
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,32 +111,35 @@ class PlannedCluster:
     @property
     def pool_sizes(self) -> str:
         """As ``--pool-sizes`` has them."""
-        return ",".join(f"{pool.role.value}={pool.bounds}" for pool in self.pools)
+        return ",".join(f"{pool.kind}={pool.bounds}" for pool in self.pools)
 
 
 def planned_cluster(
     plan: PlanRecord, placement: Placement, *, model: str | None, autoscale: bool, given: Sequence[str]
 ) -> PlannedCluster:
     """The cluster of a placement. ``model`` replaces the plan's, ``given`` are further options of services. Raises CliError."""
+    autoscale = autoscale or placement.autoscale
     words = (*service_words(plan, placement), *_objectives(plan, placement), *given)
+    if placement.more and any(word.startswith("--plan=") for word in words):
+        raise CliError("--plan: a plan whose roles have several kinds of devices is not followed", caller=True)
     devices = _devices(plan, placement)
     deployment = simulation_of(plan, placement).simulated.deployment
     profiles = _profiles(deployment)
     flags = _flags(plan, placement, words, profiles, autoscale=autoscale)
     bounds = _bounds(plan, placement, autoscale=autoscale)
-    sizes = {role: bounds[role].least if autoscale else count for role, count in placement.roles.items()}
+    sizes = {kind: bounds[kind].least if autoscale else pool.count for kind, pool in placement.pools.items()}
     pools = [
         Pool(
-            role,
-            count,
-            devices[role],
-            placement.degrees[role],
+            kind,
+            pool.count,
+            devices[kind],
+            pool.degree,
             placement.prepare_cores,
-            service_of(role, switches=placement.switch_roles),
-            *_instance(role, placement, devices[role], deployment, flags, sizes),
-            bounds[role],
+            service_of(kind.role, switches=placement.switch_roles),
+            *_instance(kind, placement, devices[kind], deployment, flags, sizes),
+            bounds[kind],
         )
-        for role, count in placement.roles.items()
+        for kind, pool in placement.pools.items()
     ]
     served = model or plan.model
     return PlannedCluster(
@@ -142,22 +163,21 @@ def _objectives(plan: PlanRecord, placement: Placement) -> Sequence[str]:
     return (f"--slo={','.join(parts)}",) if plan.objectives.any else ()
 
 
-def _devices(plan: PlanRecord, placement: Placement) -> Mapping[Role, Device]:
+def _devices(plan: PlanRecord, placement: Placement) -> Mapping[Kind, Device]:
     """Raises CliError for devices that have no image of Triptych, or degrees that its engine does not have."""
     given = plan.common.get("catalogue")
     try:
         catalogue = load_catalogue(None if given is None else Path(given))
-        devices = {role: catalogue.device(name) for role, name in placement.devices.items()}
+        devices = {kind: catalogue.device(pool.device) for kind, pool in placement.pools.items()}
     except BadCatalogue as error:
         raise CliError(str(error), caller=True) from None
-    for role, device in devices.items():
+    for kind, device in devices.items():
         if device.kind == "gpu" and not device.hardware[0].startswith(_CUDA):
+            raise CliError(f"{kind} on {device.name}: Triptych's engines run on CPUs and NVIDIA's GPUs", caller=True)
+        degree = placement.pools[kind].degree
+        if degree > 1 and (kind.role is Role.E or not _by_vllm(plan, placement)):
             raise CliError(
-                f"{role.value} on {device.name}: Triptych's engines run on CPUs and NVIDIA's GPUs", caller=True
-            )
-        if placement.degrees[role] > 1 and (role is Role.E or not _by_vllm(plan, placement)):
-            raise CliError(
-                f"{role.value} has {placement.degrees[role]} devices for each instance: only --engine vllm divides a language model",
+                f"{kind} has {degree} devices for each instance: only --engine vllm divides a language model",
                 caller=True,
             )
     return devices
@@ -174,7 +194,12 @@ def _flags(
     models = (Model(Path(plan.model), plan.model_id),)
     refuse_impossible(models, placement.roles.keys(), mount_router=False, switch_roles=placement.switch_roles)
     settings = ClusterSettings(
-        models, placement.roles, parse(words), autoscale=autoscale, switch_roles=placement.switch_roles
+        models,
+        placement.sizes,
+        parse(words),
+        autoscale=autoscale,
+        switch_roles=placement.switch_roles,
+        tiers={kind: pool.count for kind, pool in placement.pools.items() if kind.tier},
     )
     with TemporaryDirectory() as folder:
         write_profiles(profiles, Path(folder))
@@ -183,23 +208,27 @@ def _flags(
     return {service: tuple(flag for flag in flags[service] if not flag.startswith(left_out)) for service in flags}
 
 
-def _bounds(plan: PlanRecord, placement: Placement, *, autoscale: bool) -> Mapping[Role, Bounds]:
+def _bounds(plan: PlanRecord, placement: Placement, *, autoscale: bool) -> Mapping[Kind, Bounds]:
     """Pools may have what the budget's devices allow beside the other pools as planned, or twice what is planned where the budget does not
     say. With autoscaling they may shrink to half of what is planned.
     """
-    most = planned_most(placement.roles, placement.devices, placement.degrees, plan.budget.devices)
-    return {role: Bounds(ceil(count / 2) if autoscale else 1, most[role]) for role, count in placement.roles.items()}
+    sizes = {kind: pool.count for kind, pool in placement.pools.items()}
+    devices = {kind: pool.device for kind, pool in placement.pools.items()}
+    degrees = {kind: pool.degree for kind, pool in placement.pools.items()}
+    most = planned_most(sizes, devices, degrees, plan.budget.devices)
+    return {kind: Bounds(ceil(count / 2) if autoscale else 1, most[kind]) for kind, count in sizes.items()}
 
 
 def _instance(
-    role: Role,
+    kind: Kind,
     placement: Placement,
     device: Device,
     deployment: Deployment,
     flags: Flags,
-    sizes: Mapping[Role, int],
+    sizes: Mapping[Kind, int],
 ) -> tuple[Settings, Settings]:
-    """Settings of the instances of a role, and of the encoders in them."""
+    """Settings of the instances of a pool, and of the encoders in them."""
+    role = kind.role
     on_gpu, cores = device.kind == "gpu", placement.prepare_cores
     own = {"dtype": _DTYPES[deployment.model.dtype.value]}
     own |= {} if on_gpu else {"torch_threads": str(cores)}
@@ -212,7 +241,7 @@ def _instance(
     own["role"] = role.value
     if placement.switch_roles:
         own["switchable"] = Role.EPD.value
-    text = deployment.texts[role]
+    text = deployment.texts[kind]
     if on_gpu and text.engine.engine != "vllm":  # which chooses device and memory itself
         simulated = text.flat(type(text))
         own |= {"device": "cuda", **{name: str(simulated[name]) for name in _OF_MEMORY}}
@@ -222,9 +251,10 @@ def _instance(
     return {**own, **_settings(flags["text"])}, {**of_encoder, **_settings(flags["mounted_encoder"])} if encodes else {}
 
 
-def _hands_over(role: Role, sizes: Mapping[Role, int]) -> bool:
+def _hands_over(role: Role, sizes: Mapping[Kind, int]) -> bool:
     """Whether an answer can go on elsewhere when an instance of this role drains. ``sizes``: the least that pools have by themselves."""
-    return role.serves(Stage.DECODE) and sum(size for other, size in sizes.items() if other.serves(Stage.DECODE)) > 1
+    decoding = sum(size for other, size in sizes.items() if other.role.serves(Stage.DECODE))
+    return role.serves(Stage.DECODE) and decoding > 1
 
 
 def write_profiles(profiles: Sequence[Profile], directory: Path) -> Sequence[Path]:
@@ -237,7 +267,7 @@ def write_profiles(profiles: Sequence[Profile], directory: Path) -> Sequence[Pat
 
 def _profiles(deployment: Deployment) -> Sequence[Profile]:
     """Each once, whichever roles they are of."""
-    found = {profile.file_name: profile for kind in deployment.kinds.values() for profile in kind.profiles.values()}
+    found = {profile.file_name: profile for hosted in deployment.kinds.values() for profile in hosted.profiles.values()}
     return tuple(found.values())
 
 

@@ -14,7 +14,6 @@ from triptych.cli.outcome import CliError
 from triptych.cli.plan.cluster import PlannedCluster, Pool, variables
 from triptych.cli.plan.followed import PLAN, PROFILES, manager_settings
 from triptych.cli.plan.manifests import Document, checked_images, is_demo, model_directory, read_documents
-from triptych.domain.stage import INSTANCE_NAMES
 
 _REPLACED = ("encoder", "text")
 _MODELS = "${TRIPTYCH_MODELS:-models}:/models:ro"
@@ -74,7 +73,7 @@ def command(cluster: PlannedCluster, compose_file: Path, override: Path) -> str:
 def _instances(cluster: PlannedCluster, known: Mapping[str, Any]) -> Iterator[tuple[str, Document]]:
     devices = count()
     for pool in cluster.pools:
-        name = f"planned-{INSTANCE_NAMES[pool.role]}"
+        name = f"planned-{pool.kind.name}"
         if not pool.on_gpu:
             yield name, {**_instance(pool, known[pool.service]), "scale": pool.count, "cpus": float(pool.cores)}
             continue

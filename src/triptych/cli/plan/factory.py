@@ -1,6 +1,6 @@
 """Makes what the planner judges and simulates, from the options of a command line: instances on devices, and deployments."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from triptych.cli.outcome import CliError
@@ -132,8 +132,8 @@ class ModelFactory:
         """Raises ValueError."""
         hardware = replace(
             self._hardware,
-            device=_by_role(placement.devices),
-            degree=_by_role(placement.degrees),
+            device=placement.devices_text,
+            degree=placement.degrees_text,
             prepare_cores=placement.prepare_cores,
         )
         try:
@@ -141,7 +141,7 @@ class ModelFactory:
                 hardware,
                 placement.roles_text,
                 None,
-                autoscale=False,
+                autoscale=placement.autoscale,
                 switch_roles=placement.switch_roles,
                 given=parse(words({**self._settings, **placement.settings})),
                 faults=(),
@@ -161,7 +161,3 @@ class ModelFactory:
         if devices == {"NVIDIA H200"}:
             return _COMPUTED_ERROR, "computed costs: passes of an H200; services were not compared on GPUs"
         return None, "computed costs: efficiencies are those of an H200, and these devices were not measured"
-
-
-def _by_role(values: Mapping[Role, str] | Mapping[Role, int]) -> str:
-    return ",".join(f"{role.value}={value}" for role, value in values.items())

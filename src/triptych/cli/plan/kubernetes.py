@@ -15,7 +15,6 @@ from triptych.cli.outcome import CliError
 from triptych.cli.plan.cluster import PlannedCluster, Pool, variables
 from triptych.cli.plan.followed import PLAN, PROFILES, manager_settings
 from triptych.cli.plan.manifests import Document, as_yaml, checked_images, is_demo, model_directory, read_documents
-from triptych.domain.stage import INSTANCE_NAMES
 
 _PROFILES_MAP, _PLAN_MAP = "triptych-profiles", "triptych-plan"
 _MAX_NBYTES = 1_000_000
@@ -58,7 +57,7 @@ def overlay(
 
 
 def deployment_name(pool: Pool) -> str:
-    return f"triptych-{INSTANCE_NAMES[pool.role]}-pool"
+    return f"triptych-{pool.kind.name.replace('.', '-')}-pool"
 
 
 def _of_base(base: Path, service: str) -> Document:
@@ -76,7 +75,7 @@ def _of_base(base: Path, service: str) -> Document:
 
 def _deployment(cluster: PlannedCluster, pool: Pool, document: Document) -> Document:
     """The base's Deployment as that of a pool. With autoscaling it begins with one pod, and applying it again must not reset the size."""
-    labels = {**document["spec"]["selector"]["matchLabels"], "role": INSTANCE_NAMES[pool.role]}
+    labels = {**document["spec"]["selector"]["matchLabels"], "role": pool.kind.name}
     spec = document["spec"] if cluster.autoscale else {"replicas": pool.count, **document["spec"]}
     spec["selector"] = {"matchLabels": labels}
     pod = spec["template"]["spec"]
@@ -131,7 +130,7 @@ def _config_maps(cluster: PlannedCluster, profiles: Sequence[Path], followed: Ma
 def _patches(cluster: PlannedCluster) -> list[Document]:
     """The base's own pools go, and the pool manager scales those of the plan."""
     names = [deployment_name(pool) for pool in cluster.pools]
-    pools = ",".join(f"{cluster.model_id}/{pool.role.value}={deployment_name(pool)}" for pool in cluster.pools)
+    pools = ",".join(f"{cluster.model_id}/{pool.kind}={deployment_name(pool)}" for pool in cluster.pools)
     gone = [
         {"$patch": "delete", "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": f"triptych-{service}"}}
         for service in ("encoder", "text")

@@ -13,11 +13,12 @@ from rich.table import Table
 
 from triptych.cli.outcome import CliError
 from triptych.cli.profile.analytic import AnalyticModel
-from triptych.cli.simulate.deployment import by_role, degree_of
+from triptych.cli.simulate.deployment import by_pool, degree_of
 from triptych.domain.device import BadCatalogue, Catalogue, Link
 from triptych.domain.embedding import DType, embedding_tokens
 from triptych.domain.media import MediaInfo, Modality
-from triptych.domain.stage import ModelPart, Role, Stage
+from triptych.domain.scaling import Kind
+from triptych.domain.stage import ModelPart, Stage
 from triptych.engine.checkpoint import DTYPES
 from triptych.errors import InvalidMedia
 from triptych.families.model_files import BadModel
@@ -149,20 +150,20 @@ def _analysed(question: Question) -> tuple[list[Row], Mapping[str, Link], list[s
 
 def _targets(question: Question, model: AnalyticModel, catalogue: Catalogue) -> Mapping[Stage, Target]:
     """The devices that encode and that prefill, which hold their parts of the model. Raises BadCatalogue, CliError, DoesNotFit."""
-    devices, degrees = by_role(question.device, "--device"), by_role(question.degree, "--tensor-parallel")
+    devices, degrees = by_pool(question.device, "--device"), by_pool(question.degree, "--tensor-parallel")
 
-    def role_of(stage: Stage) -> Role:
-        serving = [role for role in devices if role.serves(stage)]
+    def pool_of(stage: Stage) -> Kind:
+        serving = [pool for pool in devices if pool.role.serves(stage)]
         if not serving:
             raise CliError(f"--device {question.device}: nothing would {stage.value}", caller=True)
-        return min(serving, key=lambda role: len(role.stages))
+        return min(serving, key=lambda pool: len(pool.role.stages))
 
-    roles = {stage: role_of(stage) for stage in (Stage.ENCODE, Stage.PREFILL)}
-    of_stage = {stage: at_hand(catalogue.device(devices[role]), len(usable_cores())) for stage, role in roles.items()}
+    pools = {stage: pool_of(stage) for stage in (Stage.ENCODE, Stage.PREFILL)}
+    of_stage = {stage: at_hand(catalogue.device(devices[pool]), len(usable_cores())) for stage, pool in pools.items()}
     usual = "float32" if of_stage[Stage.PREFILL].kind == "cpu" else model.dtype_name
     dtype = DTYPES[question.dtype or usual]
     targets = {
-        stage: Target(of_stage[stage], dtype, degree_of(degrees.get(role, "1"))) for stage, role in roles.items()
+        stage: Target(of_stage[stage], dtype, degree_of(degrees.get(pool, "1"))) for stage, pool in pools.items()
     }
     model.memory(ModelPart.ENCODER, targets[Stage.ENCODE])
     model.memory(ModelPart.DECODER, targets[Stage.PREFILL])

@@ -1,6 +1,5 @@
 """The command line of ``triptych up`` that runs a plan on this machine."""
 
-import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
@@ -10,16 +9,12 @@ from triptych.cli.outcome import CliError
 from triptych.cli.plan.cluster import PlannedCluster, Pool
 from triptych.cli.service_options import service_options
 from triptych.domain.scaling import Kind
-from triptych.domain.stage import Role
-from triptych.domain.tier import MAX_TIER, Tier
+from triptych.domain.tier import Tier
 from triptych.planning.record import Options, words
 from triptych.runtime.hub import DEMO
 
 _SHARED = ("device", "dtype", "kv_cache_bytes", "kv_arena_bytes", "image_cache_bytes", "prepare_threads", "arena_bytes")
 """Settings of instances that ``triptych up`` has for all of them, of memory the least that a role has."""
-
-
-_NO_TIER_NAME = re.compile(r"[^a-z0-9.-]+")
 
 
 def has_profiles(cluster: PlannedCluster) -> bool:
@@ -42,7 +37,7 @@ def up_line(cluster: PlannedCluster, profiles: Path, own: Sequence[str] = ()) ->
         "switch-roles": "yes" if cluster.placement.switch_roles else "no",
         **({"autoscale": "yes", "pool-sizes": cluster.pool_sizes} if cluster.autoscale else {}),
         **({"threads": str(max(threads))} if threads else {}),
-        **_of_instances([pool for pool in cluster.pools if pool.role not in tiers]),
+        **_of_instances([pool for pool in cluster.pools if pool.kind not in tiers]),
         "profiles": str(profiles),
     }
     given = (*cluster.own_options, *own)
@@ -74,45 +69,43 @@ def notes(cluster: PlannedCluster) -> tuple[str, ...]:
     return (f"GPUs are numbered in the order of the roles, for {' and '.join(kinds)}: change gpus to this machine's",)
 
 
-def _tiers(cluster: PlannedCluster) -> Mapping[Role, Tier]:
-    """The tier of each role on GPUs. Instances that switch roles have none."""
+def _tiers(cluster: PlannedCluster) -> Mapping[Kind, Tier]:
+    """The tier of each pool that has one. Instances that switch roles have none."""
     if cluster.placement.switch_roles:
         return {}
-    return {
-        pool.role: Tier(
-            _NO_TIER_NAME.sub("-", pool.device.name.lower()).strip("-.")[:MAX_TIER] or "gpu",
-            pool.device.title.replace(",", " ")[:64],
-            None if pool.device.price is None else pool.device.price.usd_per_hour * pool.degree,
-        )
-        for pool in cluster.pools
-        if pool.on_gpu
-    }
+    return {pool.kind: pool.tier for pool in cluster.pools if pool.tier is not None}
 
 
-def _key(pool: Pool, tiers: Mapping[Role, Tier]) -> str:
+def _key(pool: Pool, tiers: Mapping[Kind, Tier]) -> str:
     """The pool in ``--roles``."""
-    return str(Kind(pool.role, tiers[pool.role].name if pool.role in tiers else ""))
+    return str(Kind(pool.role, tiers[pool.kind].name if pool.kind in tiers else ""))
 
 
-def _tier_words(cluster: PlannedCluster, tiers: Mapping[Role, Tier]) -> Iterator[str]:
+def _tier_words(cluster: PlannedCluster, tiers: Mapping[Kind, Tier]) -> Iterator[str]:
     """Options that describe the tiers, with the GPUs of each instance, and the settings that only their instances have."""
     numbers = count()
     own = {
-        pool.role: [[str(next(numbers)) for _ in range(pool.degree)] for _ in range(pool.count)]
+        pool.kind: [[str(next(numbers)) for _ in range(pool.degree)] for _ in range(pool.count)]
         for pool in cluster.pools
-        if pool.role in tiers
+        if pool.on_gpu
     }
     used = next(numbers)
     for pool in cluster.pools:
-        if pool.role not in tiers:
+        if pool.kind not in tiers:
             continue
-        more = pool.bounds.most - pool.count if cluster.autoscale else 0
-        spare = [[str(used + pool.degree * at + each) for each in range(pool.degree)] for at in range(more)]
-        gpus = "/".join("+".join(group) for group in (*own[pool.role], *spare))
-        tier = str(tiers[pool.role])
-        yield f"--tier={pool.role.value}@{tier}{',' if ':' in tier else ':'}gpus={gpus}"
+        tier = str(tiers[pool.kind])
+        if pool.on_gpu:
+            tier += f"{',' if ':' in tier else ':'}gpus={_gpus(cluster, pool, own[pool.kind], used)}"
+        yield f"--tier={pool.role.value}@{tier}"
         if line := shlex.join(words(_of_pool(cluster, pool))):
             yield f"--tier-settings={_key(pool, tiers)}:{line}"
+
+
+def _gpus(cluster: PlannedCluster, pool: Pool, own: Sequence[Sequence[str]], used: int) -> str:
+    """GPUs of each instance that the pool may have. ``used`` are those of all pools as planned."""
+    more = pool.bounds.most - pool.count if cluster.autoscale else 0
+    spare = [[str(used + pool.degree * at + each) for each in range(pool.degree)] for at in range(more)]
+    return "/".join("+".join(group) for group in (*own, *spare))
 
 
 def _of_pool(cluster: PlannedCluster, pool: Pool) -> Options:

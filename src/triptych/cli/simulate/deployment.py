@@ -1,5 +1,6 @@
 """A deployment to simulate, from the options that ``triptych up`` has, and the devices that it does not need."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
@@ -9,7 +10,7 @@ from tempfile import TemporaryDirectory
 from triptych.cli.cluster_settings import ClusterSettings
 from triptych.cli.model import Model
 from triptych.cli.outcome import CliError
-from triptych.cli.placement import DEFAULT_ROLES, placed
+from triptych.cli.placement import DEFAULT_ROLES, placed_kinds
 from triptych.cli.presets import PRESETS, Preset, PresetName
 from triptych.cli.profile.analytic import AnalyticModel
 from triptych.cli.profile.command import PartEngine
@@ -20,7 +21,8 @@ from triptych.domain.embedding import DType
 from triptych.domain.instance import ModelInfo
 from triptych.domain.media import MediaInfo, Modality
 from triptych.domain.profile import BadProfile, Origin, Profile, ProfileIdentity
-from triptych.domain.stage import INSTANCE_NAMES, ModelPart, Role, Stage
+from triptych.domain.scaling import Kind, parse_kind
+from triptych.domain.stage import ModelPart, Role, Stage
 from triptych.engine.checkpoint import DTYPES
 from triptych.families.base import Family, count_tokens
 from triptych.families.model_files import BadModel
@@ -75,7 +77,7 @@ _NOT_SIMULATED = (
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """Devices, as the options say. ``device`` and ``degree`` are of all roles, or ``ROLE=VALUE,...``."""
+    """Devices, as the options say. ``device`` and ``degree`` are of all roles, or ``ROLE[@TIER]=VALUE,...``."""
 
     device: str
     degree: str
@@ -94,7 +96,7 @@ class Hardware:
     shared_speed: float | None = None
     """Of each of two engines that compute at once on one device, over what it has alone. None: they take turns."""
 
-    def hosts(self, degrees: Mapping[Role, int]) -> Hosts | None:
+    def hosts(self, degrees: Mapping[Kind, int]) -> Hosts | None:
         """The hosts on which instances of these tensor-parallel degrees are placed. Raises CliError."""
         if self.devices_per_host is None:
             if self.host_network_nbytes_per_s is not None:
@@ -102,32 +104,33 @@ class Hardware:
             return None
         if self.host is not None:
             raise CliError("--host is one host for all: leave out --devices-per-host", caller=True)
-        for role, degree in degrees.items():
+        for pool, degree in degrees.items():
             if degree > self.devices_per_host:
                 raise CliError(
-                    f"--tensor-parallel: {role.value} has {degree} devices, a host has {self.devices_per_host} (--devices-per-host)",
+                    f"--tensor-parallel: {pool} has {degree} devices, a host has {self.devices_per_host} (--devices-per-host)",
                     caller=True,
                 )
         rate = self.host_network_nbytes_per_s
         return Hosts(self.devices_per_host, None if rate is None else LinkSpeed(rate))
 
-    def sharing(self, targets: Mapping[Role, Target], *, fixed: bool) -> Sharing | None:
+    def sharing(self, targets: Mapping[Kind, Target], *, fixed: bool) -> Sharing | None:
         """Whose devices encoders compute on. ``fixed``: instances keep their number and roles. Raises CliError."""
         if self.encoders_on is None:
             if self.shared_speed is not None:
                 raise CliError("--shared-speed needs --encoders-on", caller=True)
             return None
-        role = next((role for role in targets if role.value == self.encoders_on and role is not Role.E), None)
-        if role is None or Role.E not in targets:
+        encoders = Kind(Role.E)
+        pool = next((pool for pool in targets if str(pool) == self.encoders_on and pool != encoders), None)
+        if pool is None or pool.tier or encoders not in targets:
             raise CliError(
                 f"--encoders-on {self.encoders_on}: there are no encoders (role E) and instances of that role",
                 caller=True,
             )
-        if targets[role] != targets[Role.E]:
-            raise CliError(f"--encoders-on {self.encoders_on}: E and {role.value} have different devices", caller=True)
+        if targets[pool] != targets[encoders]:
+            raise CliError(f"--encoders-on {self.encoders_on}: E and {pool} have different devices", caller=True)
         if not fixed or self.host is not None:
             raise CliError("--encoders-on goes without --autoscale, --switch-roles and --host", caller=True)
-        return Sharing(role, _IN_TURNS if self.shared_speed is None else self.shared_speed)
+        return Sharing(pool.role, _IN_TURNS if self.shared_speed is None else self.shared_speed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +205,7 @@ class CostedModel:
         """The dtype of measured profiles, else the model's on GPUs."""
         if self._measured:
             return self._measured[0].identity.dtype
-        first = self._device(next(iter(by_role(self._hardware.device, "--device").values())))
+        first = self._device(next(iter(by_pool(self._hardware.device, "--device").values())))
         return DTYPES["float32" if first.kind == "cpu" else self._model.dtype_name]
 
     def target(self, device: str, degree: int) -> Target:
@@ -225,35 +228,39 @@ class CostedModel:
             if flag.startswith(_NOT_SIMULATED):
                 raise CliError(f"simulate does not have {flag.partition('=')[0]}", caller=True)
         preset: Preset | None = None if preset_name is None else PRESETS[preset_name]
-        sizes = placed(roles or (DEFAULT_ROLES if preset is None else preset.roles))
+        sizes = placed_kinds(roles or (DEFAULT_ROLES if preset is None else preset.roles))
         if preset is not None and preset_name is not None and roles is not None:
             preset.placed_as(roles, preset_name)
         switches = (preset is not None and preset.switching) if switch_roles is None else switch_roles
-        devices = {role: self._device(name) for role, name in _of_roles(hardware.device, sizes, "--device").items()}
+        tiers = {pool: size for pool, size in sizes.items() if pool.tier}
+        if tiers and (autoscale or switches):
+            raise CliError(f"--roles {roles}: tiers are simulated without --autoscale and --switch-roles", caller=True)
+        devices = {pool: self._device(name) for pool, name in _of_pools(hardware.device, sizes, "--device").items()}
         degrees = {
-            role: degree_of(text) for role, text in _of_roles(hardware.degree, sizes, "--tensor-parallel").items()
+            pool: degree_of(text) for pool, text in _of_pools(hardware.degree, sizes, "--tensor-parallel").items()
         }
-        targets = {role: self.target(devices[role].name, degrees[role]) for role in sizes}
+        targets = {pool: self.target(devices[pool].name, degrees[pool]) for pool in sizes}
         engines = {
             ModelPart.ENCODER: PartEngine.of_flags(given.get("encoder", ())),
             ModelPart.DECODER: PartEngine.of_flags(given.get("text", ())),
         }
         kinds = {
-            role: replace(
-                self.kind(role, targets[role], engines, switches=switches), prepare_cores=hardware.prepare_cores
+            pool: replace(
+                self.kind(pool.role, targets[pool], engines, switches=switches), prepare_cores=hardware.prepare_cores
             )
-            for role in sizes
+            for pool in sizes
         }
         sharing = hardware.sharing(targets, fixed=not autoscale and not switches)
         if sharing is not None:
-            kinds[Role.E] = replace(kinds[Role.E], devices=0)
+            kinds[Kind(Role.E)] = replace(kinds[Kind(Role.E)], devices=0)
         cluster = ClusterSettings(
             (Model(self._path, self.model_id),),
-            sizes,
+            by_role(sizes),
             given,
             preset,
             autoscale=autoscale,
             switch_roles=switches,
+            tiers=tiers,
         )
         with TemporaryDirectory() as directory:
             profiles = Path(directory)
@@ -261,24 +268,25 @@ class CostedModel:
                 write_profile(profiles / profile.file_name, profile)
             flags = cluster.flags(lambda: profiles)
         flags = {service: _without_profiles(flags[service]) for service in flags}
-        texts: dict[Role, TextSettings] = {}
-        budgets: dict[Role, ImageBudget] = {}
+        texts: dict[Kind, TextSettings] = {}
+        budgets: dict[Kind, ImageBudget] = {}
         context_tokens = self.family.context_length
         decoding = engines[ModelPart.DECODER]
-        for role in sizes:
+        for pool in sizes:
+            role = pool.role
             if role is Role.E and not switches:
                 continue
-            beside = ceil(sizes[Role.E] / sizes[role]) if sharing is not None and sharing.role is role else 0
+            beside = ceil(sizes[Kind(Role.E)] / sizes[pool]) if sharing is not None and sharing.role is role else 0
             text = self._text(
-                role, targets[role], kinds[role], flags["text"], beside, switches=switches, engine=decoding
+                role, targets[pool], kinds[pool], flags["text"], beside, switches=switches, engine=decoding
             )
             if decoding.by_vllm:
-                limits = self.vllm_limits(decoding, targets[role])
-                text = self._within_limits(text, limits, role, targets[role], kinds[role], beside)
+                limits = self.vllm_limits(decoding, targets[pool])
+                text = self._within_limits(text, limits, role, targets[pool], kinds[pool], beside)
                 context_tokens = min(context_tokens, limits.context_tokens)
-            texts[role], budget = self._within_objective(text, kinds[role])
+            texts[pool], budget = self._within_objective(text, kinds[pool])
             if budget is not None:
-                budgets[role] = budget
+                budgets[pool] = budget
         encoder: EncoderSettings = loaded(
             "encoder", (f"--model={self._path}", *flags["encoder"]), {"arena_bytes": _ARENA_BYTES}
         )
@@ -463,21 +471,21 @@ class CostedModel:
 
     def _notes(
         self,
-        kinds: Mapping[Role, InstanceKind],
-        devices: Mapping[Role, Device],
+        kinds: Mapping[Kind, InstanceKind],
+        devices: Mapping[Kind, Device],
         engines: Mapping[ModelPart, PartEngine],
     ) -> Sequence[str]:
         notes = []
         if self._model.is_config_alone:
             notes.append("there is only config.json: media are taken to be processed as the encoder needs it")
-        for role, kind in kinds.items():
+        for pool, kind in kinds.items():
             for part, profile in kind.profiles.items():
                 source = "measured on" if profile.measured.origin is Origin.MEASURED else "computed for"
                 arguments = profile.identity.options.get("vllm", "")
                 told = f", vLLM with {arguments}" if arguments else ""
                 if differing := engines[part].other_times(profile):
                     told += f"; {CostWarning.OTHER_OPTIONS.value}: {', '.join(differing)}"
-                notes.append(f"costs of the {part.value} in {role.value}: {source} {devices[role].title}{told}")
+                notes.append(f"costs of the {part.value} in {pool}: {source} {devices[pool].title}{told}")
         return list(dict.fromkeys(notes))
 
 
@@ -497,28 +505,38 @@ def _host(path: Path) -> Host:
         raise CliError(f"--host {path}: {error}", caller=True) from None
 
 
-def by_role(text: str, option: str) -> Mapping[Role, str]:
-    """``VALUE`` for all roles, or ``ROLE=VALUE,...``. Raises CliError."""
+def by_pool(text: str, option: str) -> Mapping[Kind, str]:
+    """``VALUE`` for all roles, or ``ROLE[@TIER]=VALUE,...``. Raises CliError."""
     if "=" not in text:
-        return dict.fromkeys(Role, text)
-    values: dict[Role, str] = {}
+        return dict.fromkeys(map(Kind, Role), text)
+    values: dict[Kind, str] = {}
     for entry in text.split(","):
         letters, _, value = entry.strip().partition("=")
-        role = next((role for role in Role if role.value == letters), None)
-        if role is None or not value:
-            raise CliError(f"{option} {text}: {entry.strip()!r} is not ROLE=VALUE", caller=True)
-        if role in values:
+        try:
+            pool = parse_kind(letters if value else "")
+        except ValueError:
+            raise CliError(f"{option} {text}: {entry.strip()!r} is not ROLE=VALUE", caller=True) from None
+        if pool in values:
             raise CliError(f"{option} {text}: {letters} is there more than once", caller=True)
-        values[role] = value
+        values[pool] = value
     return values
 
 
-def _of_roles(text: str, roles: Iterable[Role], option: str) -> Mapping[Role, str]:
-    """The value of each of these roles. Raises CliError if one has none."""
-    values = by_role(text, option)
-    if lacking := [role.value for role in roles if role not in values]:
+def _of_pools(text: str, pools: Iterable[Kind], option: str) -> Mapping[Kind, str]:
+    """The value of each of these pools: its own, or its role's. Raises CliError if one has none."""
+    values = by_pool(text, option)
+    found = {pool: values.get(pool, values.get(Kind(pool.role), "")) for pool in pools}
+    if lacking := [str(pool) for pool, value in found.items() if not value]:
         raise CliError(f"{option} {text}: nothing is said of {' and '.join(lacking)}", caller=True)
-    return {role: values[role] for role in roles}
+    return found
+
+
+def by_role(sizes: Mapping[Kind, int]) -> Mapping[Role, int]:
+    """Instances of each role, of all its pools."""
+    roles: Counter[Role] = Counter()
+    for pool, size in sizes.items():
+        roles[pool.role] += size
+    return roles
 
 
 def degree_of(text: str) -> int:
@@ -528,10 +546,10 @@ def degree_of(text: str) -> int:
     return int(text)
 
 
-def _fault(text: str, sizes: Mapping[Role, int]) -> Fault:
+def _fault(text: str, sizes: Mapping[Kind, int]) -> Fault:
     """``10:kill:encoder-1``. Raises CliError."""
     parts = text.split(":")
-    names = [f"{INSTANCE_NAMES[role]}-{number}" for role, count in sizes.items() for number in range(1, count + 1)]
+    names = [f"{pool.name}-{number}" for pool, count in sizes.items() for number in range(1, count + 1)]
     try:
         [seconds, what, instance] = parts
         at_s = float(seconds)

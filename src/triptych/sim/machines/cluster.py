@@ -4,7 +4,8 @@ from collections.abc import Callable
 from random import Random
 
 from triptych.domain.instance import InstanceInfo, InstanceLoad, ServedPart, StageLoad, TransportOffer
-from triptych.domain.stage import ModelPart, Role, Stage
+from triptych.domain.scaling import Kind
+from triptych.domain.stage import ModelPart, Stage
 from triptych.engine.delay import kv_memory
 from triptych.machine.arena.arena import ArenaMachine
 from triptych.machine.text.counted_batch import CountedBatch
@@ -36,23 +37,24 @@ class SimNode:
 
     is_up = True
 
-    def __init__(self, id_: str, role: Role, cluster: "MachineCluster") -> None:
+    def __init__(self, id_: str, pool: Kind, cluster: "MachineCluster") -> None:
         self.id = id_
         self.name = id_ + _PORT
         """Address of the instance."""
-        self.role = role
-        self.kind: InstanceKind = cluster.deployment.kinds[role]
+        self.role = pool.role
+        self.kind: InstanceKind = cluster.deployment.kinds[pool]
         self.activity = Activity(id_, keeps_spans=cluster.keeps_spans)
         self.encoder: SimEncoder | None = None
         self.text: SimText | None = None
         self._cluster = cluster
+        self._pool = pool
         deployment, agenda = cluster.deployment, cluster.agenda
-        settings: InstanceSettings = deployment.texts.get(role, deployment.encoder)
+        settings: InstanceSettings = deployment.texts.get(pool, deployment.encoder)
         self._reporter = Reporter(agenda, self.load, settings.load_reports, deployment.control_s)
         self.holding = self._arena(settings)
-        if role.serves(Stage.ENCODE):
+        if pool.role.serves(Stage.ENCODE):
             self.encoder = self._encoder()
-        if role in deployment.texts:
+        if pool in deployment.texts:
             self.text = self._text()
         cluster.holders[id_] = self.holding
         agenda.after(settings.sweep_interval_s, self._sweep, settings.sweep_interval_s)
@@ -63,14 +65,14 @@ class SimNode:
     def _arena(self, settings: InstanceSettings) -> SimArena:
         deployment = self._cluster.deployment
         encodes = self.role.serves(Stage.ENCODE)
-        nbytes = deployment.encoder.arena_bytes if encodes else deployment.texts[self.role].kv_arena_bytes
+        nbytes = deployment.encoder.arena_bytes if encodes else deployment.texts[self._pool].kv_arena_bytes
         machine = ArenaMachine(
             start=HEADER_NBYTES,
             end=nbytes,
             holder=self.id,
             epoch=1,
             max_pull_s=(deployment.encoder if encodes else settings).transfers.max_pull_s,
-            limits=(deployment.encoder if encodes else deployment.texts[self.role]).leases,
+            limits=(deployment.encoder if encodes else deployment.texts[self._pool]).leases,
         )
         return SimArena(machine, self.id, self._cluster.agenda, self._reporter.notify)
 
@@ -89,7 +91,7 @@ class SimNode:
 
     def _text(self) -> SimText:
         cluster, deployment = self._cluster, self._cluster.deployment
-        settings = deployment.texts[self.role]
+        settings = deployment.texts[self._pool]
         costs = Costs(self.kind.profiles[ModelPart.DECODER])
         options = settings.engine_options
         cache = TensorCache(settings.tensor_cache, settings.pulls, start=HEADER_NBYTES, end=settings.image_cache_bytes)
@@ -103,7 +105,7 @@ class SimNode:
             control_s=deployment.control_s,
             sweep_interval_s=settings.sweep_interval_s,
         )
-        budget = deployment.image_budgets.get(self.role)
+        budget = deployment.image_budgets.get(self._pool)
         kv_tokens, kv_kind = kv_memory(deployment.model, costs, options)
         return SimText(
             settings,
@@ -142,7 +144,7 @@ class SimNode:
             return InstanceInfo(
                 self.id, 1, self.role, deployment.model, arena_bytes, offers, encoder_version, max_items, parts=parts
             )
-        settings, profile = deployment.texts[self.role], self.kind.profiles[ModelPart.DECODER]
+        settings, profile = deployment.texts[self._pool], self.kind.profiles[ModelPart.DECODER]
         limits = settings.engine_options
         parts += (ServedPart(profile.identity, limits.max_sequences, token_budget=limits.most_step_tokens),)
         _, kind = kv_memory(deployment.model, Costs(profile), limits)
@@ -230,7 +232,7 @@ class MachineCluster:
         """What instances hold for others, by their names."""
         self.topology = deployment.topology()
         self.links = TimedLinks(self.topology, self.agenda)
-        self.nodes = {name: SimNode(name, role, self) for name, role in deployment.instances.items()}
+        self.nodes = {name: SimNode(name, pool, self) for name, pool in deployment.instances.items()}
         """By name."""
         profiles = KnownProfiles(
             {

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Mapping
 from random import Random
 
-from triptych.domain.stage import ModelPart, Role, Stage
+from triptych.domain.scaling import Kind
+from triptych.domain.stage import ModelPart, Stage
 from triptych.engine.delay import kv_memory
 from triptych.policy.costs import Costs
 from triptych.policy.placement.pool import Pool
@@ -33,12 +34,12 @@ class QueueCluster:
         self._deployment = deployment
         self.transfers = Transfers(deployment.topology(), self.agenda, control_s=deployment.control_s)
         costs = {
-            role: {part: Costs(profile) for part, profile in deployment.kinds[role].profiles.items()}
-            for role in deployment.sizes
+            pool: {part: Costs(profile) for part, profile in deployment.kinds[pool].profiles.items()}
+            for pool in deployment.sizes
         }
         self.instances = {
-            name: self._instance(name, role, costs[role], Activity(name, keeps_spans=keeps_spans))
-            for name, role in sorted(deployment.instances.items())
+            name: self._instance(name, pool, costs[pool], Activity(name, keeps_spans=keeps_spans))
+            for name, pool in sorted(deployment.instances.items())
         }
         self.router = QueueRouter(
             deployment.router,
@@ -47,8 +48,8 @@ class QueueCluster:
             (self._encoders(), self._texts()),
             Expectations(
                 deployment.router.slo,
-                {part: own for role in costs for part, own in costs[role].items()},
-                encoders=sum(count for role, count in deployment.sizes.items() if role.serves(Stage.ENCODE)),
+                {part: own for of_pool in costs.values() for part, own in of_pool.items()},
+                encoders=sum(count for pool, count in deployment.sizes.items() if pool.role.serves(Stage.ENCODE)),
             ),
             self.transfers,
             self.agenda,
@@ -58,11 +59,11 @@ class QueueCluster:
             control_s=deployment.control_s,
         )
 
-    def _instance(self, name: str, role: Role, costs: Mapping[ModelPart, Costs], activity: Activity) -> Instance:
+    def _instance(self, name: str, pool: Kind, costs: Mapping[ModelPart, Costs], activity: Activity) -> Instance:
         deployment, agenda = self._deployment, self.agenda
-        kind = deployment.kinds[role]
-        instance = Instance(name, role, kind, activity)
-        if role.serves(Stage.ENCODE):
+        kind = deployment.kinds[pool]
+        instance = Instance(name, pool.role, kind, activity)
+        if pool.role.serves(Stage.ENCODE):
             instance.encoder = QueueEncoder(
                 deployment.encoder,
                 costs[ModelPart.ENCODER],
@@ -71,9 +72,9 @@ class QueueCluster:
                 cores=kind.prepare_cores,
                 bytes_per_pixel=deployment.bytes_per_pixel,
             )
-        if (settings := deployment.texts.get(role)) is not None:
+        if (settings := deployment.texts.get(pool)) is not None:
             kv = kv_memory(deployment.model, costs[ModelPart.DECODER], settings.engine_options)
-            budget = deployment.image_budgets.get(role)
+            budget = deployment.image_budgets.get(pool)
             instance.kv_tokens = kv[0]
             instance.text = QueueText(
                 name,

@@ -39,7 +39,7 @@ from triptych.domain.pool_sizes import parse_bounds
 from triptych.domain.profile import Origin
 from triptych.domain.scaling import Kind
 from triptych.domain.stage import Role
-from triptych.planning.record import Budget, Placement, PlanRecord, read
+from triptych.planning.record import Budget, PlacedPool, Placement, PlanRecord, read
 from triptych.policy.costs import Costs
 from triptych.runtime.profiles import read_profiles
 from triptych.runtime.settings import ServiceSettings
@@ -177,6 +177,40 @@ def test_pools_on_several_kinds_of_gpus_are_tiers_with_gpus_prices_and_settings_
     own = {"--model", "--roles", "--tier", "--tier-settings", "--no-switch-roles"}
     flags = parse([word for word in line[2:] if word.partition("=")[0] not in own])
     check_tiers(tiers, kinds, flags, Path("/models/llava"), switch_roles=False)
+
+
+MIXED = replace(GPUS, more=(PlacedPool(Role.PD, 1, "l4", 1),))
+
+
+def test_a_role_on_two_kinds_of_gpus_is_two_tiers_of_up(tmp_path: Path) -> None:
+    path = written(tmp_path, plan_of(MIXED, model=str(config(tmp_path))))
+    line = command_in(triptych("plan", "apply", path, "--model", "/models/llava"))
+    options = options_of(line)
+    assert options["--roles"] == "E@l4:2,PD@h100:2,PD@l4:1"
+    kinds = placed_kinds(options["--roles"])
+    words = {name: [word.partition("=")[2] for word in line if word.startswith(f"{name}=")] for name in options}
+    tiers = read_tiers(kinds, words["--tier"], words["--tier-settings"])
+    assert [plan.gpus for plan in tiers.values()] == [("0", "1"), ("2", "3"), ("4",)]
+    memory = {
+        str(kind): int(flag.partition("=")[2])
+        for kind, plan in tiers.items()
+        for flag in plan.of("text")
+        if flag.startswith("--kv-cache-bytes=")
+    }
+    assert memory["PD@h100"] > 5 * memory["PD@l4"]
+    own = {"--model", "--roles", "--tier", "--tier-settings", "--no-switch-roles"}
+    flags = parse([word for word in line[2:] if word.partition("=")[0] not in own])
+    check_tiers(tiers, kinds, flags, Path("/models/llava"), switch_roles=False)
+    refused = triptych("plan", "apply", path, "--model", "/models/llava", f"--plan={path}", status=2)
+    assert "several kinds of devices is not followed" in refused
+
+
+def test_a_plan_that_scales_or_lends_is_run_so(tmp_path: Path) -> None:
+    settings = {"pool-sizes": "EPD=1-4,PD=1-2", "lending": "idle", "encode-first": "yes"}
+    placed = placement({"EPD": 2, "PD": 1}, settings=settings, autoscale=True)
+    options = options_of(command_in(applied(tmp_path, plan_of(placed))))
+    assert {"--autoscale", "--encode-first"} <= options.keys()
+    assert (options["--pool-sizes"], options["--lending"]) == ("EPD=1-4,PD=1-2", "idle")
 
 
 def test_pools_that_scale_share_the_gpus_that_the_plan_leaves(tmp_path: Path) -> None:
@@ -453,6 +487,24 @@ def test_the_pool_manager_of_an_overlay_finds_the_plan_that_it_follows(tmp_path:
     (volume,) = (volume for volume in pod_of(found)["volumes"] if volume["name"] == "plan")
     assert volume["configMap"]["name"] == name
     assert {*of_kind(documents, "ConfigMap")[name]["data"]} == {"plan.json", "catalogue.toml"}
+
+
+@pytest.mark.slow
+def test_a_role_on_two_kinds_of_gpus_is_two_deployments(tmp_path: Path) -> None:
+    documents = overlay_of(tmp_path, plan_of(MIXED, model=str(config(tmp_path))), "--autoscale")
+    found = pools(documents)
+    assert {name: pod_of(workload)["nodeSelector"]["nvidia.com/gpu.product"] for name, workload in found.items()} == {
+        "triptych-encoder-pool": "NVIDIA-L4",
+        "triptych-text-h100-pool": "NVIDIA-H100-80GB-HBM3",
+        "triptych-text-l4-pool": "NVIDIA-L4",
+    }
+    manager = manager_of(documents)
+    assert [pool.kind for pool in manager.named_deployments] == ["E", "PD@h100", "PD@l4"]
+    assert [parse_bounds(entry)[0] for entry in manager.control.pool_sizes] == ["E", "PD@h100", "PD@l4"]
+    for tier in ("h100", "l4"):
+        assert settings_in(found[f"triptych-text-{tier}-pool"], documents).hardware_tier.name == tier
+    services = override_of(tmp_path, plan_of(MIXED, model=str(config(tmp_path))))["services"]
+    assert {"planned-text-h100-1", "planned-text-h100-2", "planned-text-l4-1"} <= services.keys()
 
 
 @pytest.mark.slow
