@@ -79,7 +79,8 @@ def conclude(
     )
     winners = _winners(candidates)
     if best.meets:
-        why = [*_why(candidates, winners, findings), *why]
+        untried = [f"{mode} was not tried: {reason}" for mode, reason in findings.untried.items()]
+        why = [*_why(candidates, winners, findings), *why, *untried]
     return replace(
         plan,
         candidates=candidates,
@@ -100,7 +101,7 @@ def _simplest_first(ranked: Sequence[Contender], findings: Findings, why: list[s
     assert halving is not None  # noqa: S101 - there are contenders
     best = ranked[0]
     monoliths = [contender for contender in ranked if contender.is_monolith and contender.varies is None]
-    plain = [best.varies] if best.varies is not None and best.varies in ranked else []
+    plain = [origin for origin in reversed(best.origins) if origin in ranked]
     for simpler in (*monoliths, *plain):
         if simpler is best or halving.meets(simpler) < halving.meets(best):
             continue
@@ -192,7 +193,7 @@ def _judged(contender: Contender, findings: Findings) -> Candidate:
     judged = findings.point(contender).judge(rate)
     predicted = Predicted(
         figures=figures,
-        goodput=Goodput(result.goodput_rps, goodputs[0], goodputs[-1]),
+        goodput=Goodput(result.goodput_rps, goodputs[0], goodputs[-1], result.is_bound),
         headroom={share: sum(values) / len(values) for share, values in result.headroom.items()},
         utilization=judged.utilization,
         binds=judged.binds,

@@ -122,9 +122,11 @@ class Findings:
     points: dict[int, Point] = field(default_factory=dict)
     """Of contenders, by their identity."""
     interrupted: bool = False
+    untried: Mapping[str, str] = field(default_factory=dict)
+    """Modes that were not tried, each with the reason."""
 
     def point(self, contender: Contender) -> Point:
-        return self.points[id(contender.varies or contender)]
+        return self.points[id([contender, *contender.origins][-1])]
 
 
 def sample(workload: Workload, rate: float | None) -> Plan:

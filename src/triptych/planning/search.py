@@ -46,6 +46,10 @@ class Round:
     most_requests: int = 6000
     """Of a run, at most. At high rates it is to last as long all the same: in a short run no queue grows, and any rate seems to be borne."""
 
+    def length(self, rate: float, objectives: Objectives) -> int:
+        """Requests of a run."""
+        return min(self.most_requests, max(self.requests, round(self.waits * (objectives.ttft_s or 0.0) * rate)))
+
 
 ROUNDS = (
     Round(150, 4, 1, 0.12, "queues", keeps=10),
@@ -62,7 +66,7 @@ class Contender:
     usd_per_hour: float | None
     expected_rps: float
     varies: "Contender | None" = None
-    """The contender whose settings it varies."""
+    """The contender that it varies."""
     note: str = ""
     """How its settings vary."""
     results: "dict[int, Result]" = field(default_factory=dict)
@@ -74,6 +78,11 @@ class Contender:
     def result(self) -> "Result | None":
         """The last that is whole."""
         return next((self.results[at] for at in sorted(self.results, reverse=True) if self.results[at].is_whole), None)
+
+    @property
+    def origins(self) -> "list[Contender]":
+        """What it varies, then what that varies, and so on."""
+        return [] if self.varies is None else [self.varies, *self.varies.origins]
 
     @property
     def is_monolith(self) -> bool:
@@ -94,6 +103,8 @@ class Result:
     beginnings: dict[int, int] = field(default_factory=dict)
     """How many searches of a seed have begun."""
     goodputs: dict[int, float] = field(default_factory=dict)
+    is_bound: bool = False
+    """Whether goodputs are at least these: no other rates were tried."""
     open: int = 0
     """Runs that have not ended."""
 
@@ -235,8 +246,8 @@ class Halving:
         return trials
 
     def _trial(self, contender: Contender, purpose: Purpose, rate: float, seed: int) -> Trial:
-        now, ttft_s = self._rounds[self._at], self._aim.objectives.ttft_s or 0.0
-        requests = min(now.most_requests, max(now.requests, round(now.waits * ttft_s * rate)))
+        now = self._rounds[self._at]
+        requests = now.length(rate, self._aim.objectives)
         return Trial(contender, self._at, purpose, rate, seed, requests, now.fidelity)
 
     def _search_from(self, contender: Contender, result: Result, seed: int, rate: float) -> Trial:

@@ -19,6 +19,7 @@ from triptych.cli.simulate.deployment import Hardware
 from triptych.domain.slo import Metric, Slo
 from triptych.planning.calibration import FILE_NAME, BadCalibration, Calibration, beside
 from triptych.planning.conclusion import conclude
+from triptych.planning.modes import try_modes
 from triptych.planning.planner import Findings, Prefers, Progress, Question, search
 from triptych.planning.record import Made, Options, PlanRecord, write
 from triptych.planning.search import ROUNDS, Round
@@ -142,9 +143,11 @@ def _searched(question: Question, factory: ModelFactory, console: Console) -> Fi
             bar.update(task, completed=progress.done, total=progress.known, description=text + best)
 
         try:
-            return search(question, factory, note)
+            findings = search(question, factory, note)
         except (DoesNotFit, CannotSimulate) as error:
             raise CliError(str(error), caller=True) from None
+        try_modes(findings, factory, note)
+        return findings
 
 
 def _made(findings: Findings, factory: ModelFactory, took_s: float) -> Made:

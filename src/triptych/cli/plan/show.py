@@ -56,7 +56,7 @@ def _ranking(plan: PlanRecord) -> Table:
             *_latencies(predicted.figures.all.ttft),
             *_latencies(predicted.figures.all.tpot),
             _percent(predicted.figures.all.attainment),
-            "-" if goodput is None else f"{goodput.rps:.3g}/s",
+            "-" if goodput is None else f"{'≥' if goodput.is_bound else ''}{goodput.rps:.3g}/s",
             "-" if prices is None else f"{prices.usd_per_hour:.2f}",
             predicted.binds,
         )
