@@ -3,6 +3,7 @@
 Float32 and greedy, token for token; prompts are built as the router builds them and equal the processor's.
 """
 
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -35,14 +36,30 @@ def questions(case: Case, count: int) -> dict[str, Question]:
 
 
 def clear_question(case: Case, seed: int, items: int) -> Question:
-    """The first question of some seeds whose answer by ``generate`` is clear, and has no placeholder."""
-    for attempt in range(ATTEMPTS):
-        question = case.question(seed + AT_ONCE * attempt, items)
+    """A clear question with so many items."""
+    return clear(case, (case.question(seed + AT_ONCE * attempt, items) for attempt in range(ATTEMPTS)))
+
+
+def clear(case: Case, asked: Iterable[Question]) -> Question:
+    """The first question whose answer by ``generate`` is clear, and has no placeholder."""
+    for question in asked:
         with suppress(Unclear):
             # Models may embed a placeholder that they generate otherwise. Published ones do not generate any.
             if case.builder.family.placeholder_ids.isdisjoint(case.answer(question, ANSWER_TOKENS)):
                 return question
     raise AssertionError("no question has a clear answer")
+
+
+def mixed(case: Case) -> dict[str, Question]:
+    """Items of all modalities of a model in one request, beginning with each of them; none for a model of one."""
+    kinds = [modality for modality, _ in case.tiny.targets]
+    if len(kinds) == 1:
+        return {}
+    orders = [[*kinds[at:], *kinds[: at + 1]] for at in range(len(kinds))]
+    return {
+        f"mixed{seed}": clear(case, (case.question_of(100 * seed + attempt, *order) for attempt in range(ATTEMPTS)))
+        for seed, order in enumerate(orders)
+    }
 
 
 def answers(case: Case, asked: dict[str, Question]) -> dict[str, list[int]]:
@@ -52,7 +69,7 @@ def answers(case: Case, asked: dict[str, Question]) -> dict[str, list[int]]:
 def test_answers_equal_generate(served: Case, results: dict[str, dict[str, Any]]) -> None:
     """One request after the other."""
     engine = served.engine()
-    for name, question in questions(served, 4).items():
+    for name, question in (questions(served, 4) | mixed(served)).items():
         engine.add(served.request(name, question, ANSWER_TOKENS))
         assert finish(engine)[name] == served.answer(question, ANSWER_TOKENS)
     packed = isinstance(engine._runner, PackedModelRunner)
@@ -67,7 +84,7 @@ def test_answers_equal_generate(served: Case, results: dict[str, dict[str, Any]]
 
 
 def test_sixteen_at_once(served: Case, results: dict[str, dict[str, Any]]) -> None:
-    asked = questions(served, AT_ONCE)
+    asked = questions(served, AT_ONCE) | mixed(served)
     engine = served.engine(max_sequences=AT_ONCE)
     outputs: list[EngineOutput] = []
     for name, question in asked.items():

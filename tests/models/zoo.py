@@ -20,6 +20,7 @@ from tests.integration.families.harness import (
     image_processor_class,
     llama_sizes,
     pixels_of,
+    random_image,
     siglip_sizes,
     tokenizer,
     transformers,
@@ -49,6 +50,8 @@ class ZooModel(TinyFamily):
     target: str
     """The chat template's text for an item."""
     modality: Modality = Modality.IMAGE
+    also: Mapping[Modality, str] = field(default_factory=dict)
+    """The chat template's texts for items of other modalities."""
     processor_name: str
     parts: Mapping[str, Part]
     """The processor's parts beside the tokenizer, by argument."""
@@ -78,7 +81,7 @@ class ZooModel(TinyFamily):
 
     @property
     def targets(self) -> Sequence[tuple[Modality, str]]:  # type: ignore[override]
-        return ((self.modality, self.target),)
+        return ((self.modality, self.target), *self.also.items())
 
     def processor(self) -> Any:
         cls = image_processor_class(self.processor_name)
@@ -105,19 +108,12 @@ class ZooModel(TinyFamily):
         return loaded
 
     def item(self, rng: random.Random, modality: Modality) -> Item:
-        if modality is Modality.AUDIO:
-            rate_hz = rng.choice((RATE_HZ, RATE_HZ, 8_000, 22_050))
-            return random_clip(rng, rng.randrange(rate_hz // 5, rate_hz * 5), rate_hz)
-        return super().item(rng, modality)
+        return random_item(rng, modality)
 
     def inputs(self, processor: Any, text: str, items: Sequence[Item]) -> Any:
         if not items and self.needs_images:
             return processor.tokenizer(text, return_tensors="pt")
-        if self.modality is Modality.AUDIO:
-            clips = [decode_audio(item.media, item.info, self.rate_hz) for item in items]
-            made = processor(text=text, audio=clips or None, return_tensors="pt")
-        else:
-            made = processor(text=text, images=[pixels_of(item) for item in items] or None, return_tensors="pt")
+        made = processor(text=text, **arguments_of(items, self.rate_hz), return_tensors="pt")
         return made.to(torch.float32)  # Llama 4's pixels are bfloat16
 
     def adjust(self, whole: Any) -> None:
@@ -138,6 +134,21 @@ class ZooModel(TinyFamily):
         for name, token in self.roles.items():
             setattr(text, name, token)
         return text
+
+
+def random_item(rng: random.Random, modality: Modality) -> Item:
+    """An item of a random size; clips are of several rates."""
+    if modality is Modality.AUDIO:
+        rate_hz = rng.choice((RATE_HZ, RATE_HZ, 8_000, 22_050))
+        return random_clip(rng, rng.randrange(rate_hz // 5, rate_hz * 5), rate_hz)
+    return random_image(rng, rng.randrange(8, 90), rng.randrange(8, 90))
+
+
+def arguments_of(items: Sequence[Item], rate_hz: int = RATE_HZ) -> dict[str, Any]:
+    """A processor's arguments for the items of a prompt. Sounds are heard at ``rate_hz``."""
+    images = [pixels_of(item) for item in items if item.info.modality is Modality.IMAGE]
+    clips = [decode_audio(item.media, item.info, rate_hz) for item in items if item.info.modality is Modality.AUDIO]
+    return {name: media for name, media in (("images", images), ("audio", clips)) if media}
 
 
 class _NoVideo(transformers.ProcessorMixin):  # type: ignore[misc]  # transformers is untyped

@@ -4,6 +4,7 @@ An entry of ``ZOO`` says what sets its type apart: the shapes of its published c
 same kinds of layers, flags and ratios, and the tokens that its processor needs and its chat template writes.
 """
 
+import random
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,10 +21,10 @@ from tests.integration.families.harness import (
     TinyFamily,
     image_processor_class,
     llama_sizes,
-    pixels_of,
     siglip_sizes,
     tokenizer,
 )
+from tests.models.zoo import arguments_of, random_item
 from triptych.domain.media import Modality
 
 transformers: Any = untyped_transformers
@@ -53,6 +54,8 @@ class Processing:
     """Settings of the video processor."""
     audio: Any = None
     """Makes the feature extractor of a processor with audio."""
+    clip: str | None = None
+    """What the chat template writes for a clip."""
     options: _Settings = field(default_factory=dict)
     """Further arguments of the processor."""
     call: _Settings = field(default_factory=dict)
@@ -143,11 +146,13 @@ QWEN3_OMNI = replace(
     video_cls="Qwen2VLVideoProcessor",
     videos={"patch_size": 16},
     audio=partial(transformers.WhisperFeatureExtractor, feature_size=16, return_attention_mask=True),
+    clip="<|audio_start|><|audio_pad|><|audio_end|>",
 )
 QWEN2_5_OMNI = replace(
     QWEN3_OMNI,
     cls="Qwen2_5OmniProcessor",
     image="<|vision_bos|><|IMAGE|><|vision_eos|>",
+    clip="<|audio_bos|><|AUDIO|><|audio_eos|>",
     images=_edges(14),
     tokens={
         "image_token": "<|IMAGE|>",
@@ -227,6 +232,7 @@ DOTS = Processing(
     },
     video_cls="Qwen3VLVideoProcessor",
     audio=partial(transformers.Dots3NoteFeatureExtractor, feature_size=16),
+    clip="<|audio_comp_pad|>",
 )
 GLM4V = Processing(
     "Glm4vProcessor",
@@ -350,7 +356,8 @@ class Grids(TinyFamily):
     ) -> None:
         self.name = name
         self.processing = processing
-        self.targets = ((Modality.IMAGE, processing.image),)
+        written = {Modality.IMAGE: processing.image, Modality.AUDIO: processing.clip}
+        self.targets = tuple((modality, target) for modality, target in written.items() if target is not None)
         self.seed = seed
         self.context = context
         self._text = {"max_position_embeddings": context, "tie_word_embeddings": tied, **text}
@@ -375,11 +382,13 @@ class Grids(TinyFamily):
         return self.processing.load(directory, self.template)
 
     def inputs(self, processor: Any, text: str, items: Sequence[Item]) -> Any:
-        images = [pixels_of(item) for item in items]
         with warnings.catch_warnings():
             # Some processors of transformers 5.24 pass a tensor of tokens to numpy.
             warnings.filterwarnings("ignore", "__array", DeprecationWarning)
-            return processor(text=text, images=images or None, return_tensors="pt", **self.processing.call)
+            return processor(text=text, **arguments_of(items), return_tensors="pt", **self.processing.call)
+
+    def item(self, rng: random.Random, modality: Modality) -> Item:
+        return random_item(rng, modality)
 
     def model(self) -> Any:
         sizes = llama_sizes(len(self.processing.tokenizer()), **self._text)

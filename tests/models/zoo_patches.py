@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from tests.models.zoo import SLIDING, VOCABULARY, ZooModel, decoder, vision
+from triptych.domain.media import Modality
 
 PIXTRAL = ("PixtralImageProcessorPil", {"size": {"longest_edge": 64}, "patch_size": {"height": 4, "width": 4}})
 
@@ -115,6 +116,7 @@ def gemma4(name: str, text: dict[str, Any], **changes: Any) -> ZooModel:
     return ZooModel(
         name=name,
         target="<|image|>",
+        also={Modality.AUDIO: "<|audio|>"} if changes["audio_config"] is not None else {},
         processor_name="Gemma4Processor",
         parts={
             "image_processor": ("Gemma4ImageProcessorPil", {"patch_size": 4, "max_soft_tokens": 70}),
@@ -148,7 +150,7 @@ GEMMA4 = gemma4(
         "hidden_size": 32,
         "num_hidden_layers": 2,
         "num_attention_heads": 2,
-        "subsampling_conv_channels": [8, 4],
+        "subsampling_conv_channels": [128, 4],
         "output_proj_dims": 48,
     },
 )
@@ -381,6 +383,7 @@ INKLING = ZooModel(
     name="inkling_mm_model",
     seed=3,
     target="<|content_image|><|unused_200054|>",
+    also={Modality.AUDIO: "<|content_audio_input|><|unused_200053|>"},
     processor_name="InklingProcessor",
     parts={
         "image_processor": ("InklingImageProcessor", {"size": {"height": 16, "width": 16}}),

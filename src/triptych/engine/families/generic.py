@@ -32,7 +32,7 @@ from triptych.engine.families.adapters import (
     layer_rows,
     layer_rows_of_pass,
 )
-from triptych.engine.families.item_processor import ItemProcessor, extras, layer_keys
+from triptych.engine.families.item_processor import ItemProcessor, extras, layer_keys, mask_of, sends_lengths
 from triptych.engine.media.item import MediaItem
 from triptych.engine.tensors import domain_dtype
 from triptych.engine.weight_loading import RemovedPart, base_of, language_model_name
@@ -74,6 +74,8 @@ _PLAIN_DIMS = 2
 """Of a mask [batch, tokens] that only says which tokens there are."""
 _MOST_PRODUCT = 1 << 27
 """Largest product of a row of an extra tensor, such as a grid's patches or an image's pixels: positions are computed for as many."""
+_MOST_LENGTH = 1 << 20
+"""Longest mask of an item, such as of a clip's frames."""
 _PROBE_TOKENS = 5
 
 
@@ -347,7 +349,7 @@ class GenericDecoder:
         in_order = sorted(items, key=lambda item: item.positions)
         ids = torch.tensor(token_ids)
         for item in in_order:
-            if any(_is_beyond(tensor) for name, tensor in item.tensors.items() if name in self._extras):
+            if any(_is_beyond(name, tensor) for name, tensor in item.tensors.items() if name in self._extras):
                 raise InvalidRequest(f"the item at position {item.positions[0]} of the prompt has a size that none has")
         try:
             called = self._forward(
@@ -431,7 +433,7 @@ class GenericDecoder:
             given |= _joined_extras([{spec.name: tensor for spec, tensor in extras(tensors)}], self._device)
             try:
                 called = self._forward(**given)
-                if "position_ids" not in called:
+                if "position_ids" not in called and not self._forward.needs_mask:
                     self._forward.needs_mask = True
                     called = self._forward(**given)
                     self._forward.needs_mask = "position_ids" in called
@@ -513,15 +515,16 @@ def _joined_extras(items: Sequence[Mapping[str, torch.Tensor]], device: torch.de
         found = [item[name] for item in items if name in item]
         tensors = [tensor.long() if not tensor.is_floating_point() else tensor for tensor in found]
         if all(tensor.shape[1:] == tensors[0].shape[1:] and tensor.dim() for tensor in tensors):
-            joined[name] = torch.cat(tensors).to(device)
+            joined[name] = mask_of(name, torch.cat(tensors).to(device))
     return joined
 
 
-def _is_beyond(tensor: torch.Tensor) -> bool:
+def _is_beyond(name: str, tensor: torch.Tensor) -> bool:
     """Whether an extra tensor has sizes for which no positions should be computed."""
-    return bool(
-        (tensor.double().abs().reshape(-1, tensor.shape[-1] if tensor.dim() else 1).prod(-1) > _MOST_PRODUCT).any()
-    )
+    if sends_lengths(name, tensor):
+        return not tensor.numel() or not 0 <= int(tensor.min()) <= int(tensor.max()) <= _MOST_LENGTH
+    sizes = tensor.double().abs().reshape(-1, tensor.shape[-1] if tensor.dim() > 1 else 1)
+    return bool((sizes.prod(-1) > _MOST_PRODUCT).any())
 
 
 def _positions(given: torch.Tensor | None, length: int, axes: int) -> torch.Tensor | None:

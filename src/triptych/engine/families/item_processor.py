@@ -38,6 +38,8 @@ _LARGE = 4
 """How much larger an item is that may be cut into parts."""
 _PLACEHOLDER = re.compile(r"(image|video|audio)_token_(id|index)$|^image_patch_id$|^visual_indicator_token_ids$")
 """Names of placeholders in configurations."""
+_MASK, _MASK_DIMS = "_mask", 2
+"""How names of masks end, and the dimensions of one that says how long parts of an item are."""
 _NARROWED = {torch.int64: torch.int32}
 """Data types that extras are transferred in, where another one than their own."""
 _ERRORS = (ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError, RuntimeError, OSError)
@@ -282,13 +284,38 @@ def extras(
     """
     found: list[tuple[TensorSpec, torch.Tensor]] = []
     of_text = tensors["input_ids"].shape
-    for name, tensor in sorted(tensors.items()):
+    for name, value in sorted(tensors.items()):
+        if value.shape == of_text:
+            continue
+        tensor = _lengths(value) if name.endswith(_MASK) else value
         most = MOST_EXTRA_VALUES if tensor.is_floating_point() else most_integers
-        if tensor.shape == of_text or (most is not None and tensor.numel() > most):
+        if most is not None and tensor.numel() > most:
             continue
         sent = tensor.float() if tensor.is_floating_point() else tensor.to(_NARROWED.get(tensor.dtype, tensor.dtype))
         found.append((TensorSpec(name, domain_dtype(sent.dtype), tuple(sent.shape)), sent))
     return found
+
+
+def _lengths(mask: torch.Tensor) -> torch.Tensor:
+    """Lengths [n] in place of a mask [n, length] whose ones precede its zeros; another mask as it is."""
+    if mask.dim() != _MASK_DIMS:
+        return mask
+    lengths = mask.bool().sum(1)
+    return lengths if torch.equal(mask.bool(), _masks(lengths, mask.shape[1])) else mask
+
+
+def _masks(lengths: torch.Tensor, longest: int) -> torch.Tensor:
+    return torch.arange(longest, device=lengths.device) < lengths[:, None]
+
+
+def mask_of(name: str, extra: torch.Tensor) -> torch.Tensor:
+    """A mask as ``extras`` found it, where it sends lengths; another extra as it is."""
+    return _masks(extra, int(extra.max())).long() if sends_lengths(name, extra) else extra
+
+
+def sends_lengths(name: str, extra: torch.Tensor) -> bool:
+    """Whether an extra is the lengths of a mask."""
+    return name.endswith(_MASK) and extra.dim() == 1
 
 
 def _learn_types(types: dict[str, dict[int, int]], tensors: Mapping[str, torch.Tensor]) -> None:
