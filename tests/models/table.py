@@ -15,12 +15,15 @@ HEADS = ("model_type", "media", "passes", "P and D apart", "needs torchvision")
 
 
 def table(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """One row for each model type; variants of a type, which follow two dashes, share their type's."""
+    """One row for each model type; variants of a type, which follow two dashes, add their media to its row."""
     types = {name: known for name, known in sorted(results.items()) if "--" not in name and "passes" in known}
+    media: dict[str, set[str]] = {}
+    for name, known in results.items():
+        media.setdefault(name.partition("--")[0], set()).update(known.get("media", ()))
     rows = [
         (
             f"`{name}`",
-            ", ".join(known["media"]),
+            ", ".join(sorted(media[name])),
             known["passes"],
             "yes" if known["transfers"] else "no",
             "yes" if known["torchvision"] else "",

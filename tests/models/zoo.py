@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from tests.integration.families.clips import RATE_HZ, random_clip
@@ -28,6 +29,9 @@ from tests.integration.families.harness import (
 )
 from triptych.domain.media import Modality
 from triptych.engine.media.audio import decode_audio
+from triptych.engine.media.videos import decode_video
+from triptych.media.sniff import MediaLimits, inspect_media
+from triptych.testing import clips
 
 VOCABULARY = "|vocabulary|"
 """Stands for the number of tokens in a configuration. A special token stands for its id there."""
@@ -100,9 +104,9 @@ class ZooModel(TinyFamily):
         return "video_processor" in takes and "video_processor" not in self.parts
 
     def load_processor(self, directory: Path) -> Any:
-        if self.lacks_video:
-            return self.processor()
         pil = any(name.endswith("Pil") for name, _ in self.parts.values())
+        if self.lacks_video or (pil and "video_processor" in self.parts):  # which is not on Pillow
+            return self.processor()
         loaded = transformers.AutoProcessor.from_pretrained(directory, **({"backend": "pil"} if pil else {}))
         loaded.chat_template = self.template  # some processors do not take the one in the directory
         return loaded
@@ -141,14 +145,36 @@ def random_item(rng: random.Random, modality: Modality) -> Item:
     if modality is Modality.AUDIO:
         rate_hz = rng.choice((RATE_HZ, RATE_HZ, 8_000, 22_050))
         return random_clip(rng, rng.randrange(rate_hz // 5, rate_hz * 5), rate_hz)
+    if modality is Modality.VIDEO:
+        width, height = 2 * rng.randrange(15, 50), 2 * rng.randrange(15, 50)
+        frames, rate = rng.randrange(8, 34), rng.choice((5, 8, 12))
+        media = clips.video(width, height, frames, rate, seed=rng.randrange(1000))
+        return Item(media, inspect_media(media, MediaLimits()))
     return random_image(rng, rng.randrange(8, 90), rng.randrange(8, 90))
 
 
-def arguments_of(items: Sequence[Item], rate_hz: int = RATE_HZ) -> dict[str, Any]:
-    """A processor's arguments for the items of a prompt. Sounds are heard at ``rate_hz``."""
+def arguments_of(items: Sequence[Item], rate_hz: int = RATE_HZ, fps: float | None = None) -> dict[str, Any]:
+    """A processor's arguments for the items of a prompt. Sounds are heard at ``rate_hz``, and ``fps`` frames sampled a second."""
     images = [pixels_of(item) for item in items if item.info.modality is Modality.IMAGE]
-    clips = [decode_audio(item.media, item.info, rate_hz) for item in items if item.info.modality is Modality.AUDIO]
-    return {name: media for name, media in (("images", images), ("audio", clips)) if media}
+    heard = [decode_audio(item.media, item.info, rate_hz) for item in items if item.info.modality is Modality.AUDIO]
+    given: dict[str, Any] = {name: media for name, media in (("images", images), ("audio", heard)) if media}
+    videos = [item for item in items if item.info.modality is Modality.VIDEO]
+    if videos:
+        given["videos"] = [
+            np.stack(list(decode_video(item.media, item.info, range(item.info.frames)))) for item in videos
+        ]
+        given["video_metadata"] = [
+            {
+                "total_num_frames": item.info.frames,
+                "fps": item.info.frames / item.info.duration_s,
+                "duration": item.info.duration_s,
+                "width": item.info.width,
+                "height": item.info.height,
+            }
+            for item in videos
+        ]
+        given |= {"do_sample_frames": True} | ({} if fps is None else {"fps": fps})
+    return given
 
 
 class _NoVideo(transformers.ProcessorMixin):  # type: ignore[misc]  # transformers is untyped

@@ -39,7 +39,7 @@ class Processing:
     """The processor of a model type: its classes, their settings and their tokens."""
 
     cls: str
-    image: str
+    image: str | None
     """What the chat template writes for an image, where ``{number}`` counts the images from 1."""
     images: _Settings
     """Settings of the image processor."""
@@ -56,6 +56,10 @@ class Processing:
     """Makes the feature extractor of a processor with audio."""
     clip: str | None = None
     """What the chat template writes for a clip."""
+    video: str | None = None
+    """What the chat template writes for a video."""
+    fps: float | None = None
+    """Frames that are sampled a second, where the video processor has no setting for it."""
     options: _Settings = field(default_factory=dict)
     """Further arguments of the processor."""
     call: _Settings = field(default_factory=dict)
@@ -83,7 +87,11 @@ class Processing:
     def _assemble(self, images: Any, vocabulary: Any, template: str) -> Any:
         parts = {"image_processor": images, "tokenizer": vocabulary, **self.options}
         if self.video_cls is not None:
-            parts["video_processor"] = _VideoSettings(video_processor_type=self.video_cls, **self.videos)
+            parts["video_processor"] = (
+                _VideoSettings(video_processor_type=self.video_cls, **self.videos)
+                if self.video is None
+                else getattr(transformers, self.video_cls)(**self.videos)
+            )
         if self.audio is not None:
             parts["feature_extractor"] = self.audio()
         return _with_any_videos(image_processor_class(self.cls))(**parts, chat_template=template)
@@ -356,16 +364,20 @@ class Grids(TinyFamily):
     ) -> None:
         self.name = name
         self.processing = processing
-        written = {Modality.IMAGE: processing.image, Modality.AUDIO: processing.clip}
-        self.targets = tuple((modality, target) for modality, target in written.items() if target is not None)
+        written = (
+            (Modality.IMAGE, processing.image),
+            (Modality.VIDEO, processing.video),
+            (Modality.AUDIO, processing.clip),
+        )
+        self.targets = tuple((modality, target) for modality, target in written if target is not None)
         self.seed = seed
         self.context = context
         self._text = {"max_position_embeddings": context, "tie_word_embeddings": tied, **text}
         self._config = {"vision_config": dict(vision), "tie_word_embeddings": tied, **config}
 
     @property
-    def model_type(self) -> str:
-        return self.name
+    def needs_torchvision(self) -> bool:
+        return self.processing.video is not None
 
     @property
     def template(self) -> str:
@@ -385,7 +397,9 @@ class Grids(TinyFamily):
         with warnings.catch_warnings():
             # Some processors of transformers 5.24 pass a tensor of tokens to numpy.
             warnings.filterwarnings("ignore", "__array", DeprecationWarning)
-            return processor(text=text, **arguments_of(items), return_tensors="pt", **self.processing.call)
+            return processor(
+                text=text, **arguments_of(items, fps=self.processing.fps), return_tensors="pt", **self.processing.call
+            )
 
     def item(self, rng: random.Random, modality: Modality) -> Item:
         return random_item(rng, modality)
@@ -393,7 +407,7 @@ class Grids(TinyFamily):
     def model(self) -> Any:
         sizes = llama_sizes(len(self.processing.tokenizer()), **self._text)
         ids = self.processing.token_ids()
-        config = transformers.AutoConfig.for_model(self.name, text_config=sizes, **ids, **self._config)
+        config = transformers.AutoConfig.for_model(self.model_type, text_config=sizes, **ids, **self._config)
         return _with_clear_answers(transformers.AutoModelForImageTextToText.from_config(config).float())
 
 
@@ -476,8 +490,18 @@ _OMNI_AUDIO = {
     "output_dim": 64,
 }
 
+_SMALL_VIDEOS = {"size": {"shortest_edge": 2048, "longest_edge": 32768}}
+_FEW_PIXELS = {"size": {"shortest_edge": 784, "longest_edge": 6272}}
+"""Limits of videos, and of frames."""
+
 ZOO = (
     Grids("qwen3_5", QWEN, text=_QWEN3_5_TEXT, vision=_QWEN_VISION),
+    Grids(
+        "qwen3_5--video",
+        replace(QWEN, video="<|vision_start|><|video_pad|><|vision_end|>", videos={"patch_size": 16, **_SMALL_VIDEOS}),
+        text=_QWEN3_5_TEXT,
+        vision=_QWEN_VISION,
+    ),
     Grids("qwen3_5_moe", QWEN, text=_QWEN3_5_MOE_TEXT, vision=_QWEN_VISION),
     Grids("qwen3_vl_moe", QWEN, text=_QWEN3_MOE_TEXT, vision=_DEEPSTACK_VISION),
     Grids(
@@ -552,6 +576,14 @@ ZOO = (
         seed=1,
     ),
     Grids(
+        "qwen2_5_omni_thinker--video",
+        replace(QWEN2_5_OMNI, video="<|vision_bos|><|VIDEO|><|vision_eos|>", videos=_FEW_PIXELS, fps=2.0),
+        text=_rope(2, 3, 3),
+        vision=_WINDOW_VISION,
+        audio_config=_OMNI_AUDIO,
+        seed=1,
+    ),
+    Grids(
         "qwen3_omni_moe_thinker",
         QWEN3_OMNI,
         text=_QWEN3_MOE_TEXT,
@@ -585,6 +617,13 @@ ZOO = (
         seed=1,
     ),
     Grids("glm4v", GLM4V, text=_GLM_TEXT, vision=_GLM_VISION, seed=1),
+    Grids(
+        "glm4v--video",  # apart from images, beside which transformers refuses videos
+        replace(GLM4V, image=None, video="<|begin_of_video|><|video|><|end_of_video|>", videos=_SMALL_VIDEOS),
+        text=_GLM_TEXT,
+        vision=_GLM_VISION,
+        seed=1,
+    ),
     Grids("glm46v", GLM46V, text={"model_type": "glm4v_text", **_GLM_TEXT}, vision=_GLM_VISION, seed=1),
     Grids(
         "glm4v_moe",

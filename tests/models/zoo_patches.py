@@ -155,6 +155,17 @@ GEMMA4 = gemma4(
     },
 )
 
+GEMMA4_VIDEO = replace(
+    GEMMA4,
+    name="gemma4--video",
+    also={Modality.VIDEO: "<|video|>", Modality.AUDIO: "<|audio|>"},
+    parts={
+        **GEMMA4.parts,
+        "video_processor": ("Gemma4VideoProcessor", {"patch_size": 4, "max_soft_tokens": 70, "num_frames": 3}),
+    },
+    needs_torchvision=True,
+)
+
 GEMMA4_MOE = gemma4(
     "gemma4-moe",
     {
@@ -424,6 +435,7 @@ ZOO = (
     MISTRAL_LARGE4,
     LIGHTON_OCR,
     GEMMA4,
+    GEMMA4_VIDEO,
     GEMMA4_MOE,
     GEMMA4_UNIFIED,
     KIMI_K25,

@@ -15,6 +15,7 @@ from triptych.domain.media import MediaInfo, Modality
 from triptych.families.base import PromptReplacement, filled, refuse_unless
 from triptych.families.model_files import ModelFiles
 from triptych.families.qwen3_vl import deepstack
+from triptych.families.qwen_vision import frame_rate
 
 MOST_EXTRA_VALUES = 64
 """Values of a tensor that is transferred beside rows, such as a grid of patches."""
@@ -55,6 +56,9 @@ class BlankItem:
     samples: int = 0
     place: int = 0
     """How many items of its modality precede it, where that matters."""
+    frames: int = 0
+    """Of a video, ``duration_s`` long."""
+    duration_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,10 @@ class Processed:
 
     replacement: PromptReplacement
     extras: tuple[TensorSpec, ...]
+    frames: tuple[int, ...] = ()
+    """Indices of the frames that are sampled of a video, ascending."""
+    seen_pixels: int = 0
+    """Pixels of a video whose size is that of its sampled frames and of what the processor makes of them."""
 
 
 class ItemProcessing(Protocol):
@@ -146,7 +154,19 @@ class GenericFamily:
         if info.modality is Modality.AUDIO:
             samples = info.samples_at(self.facts.sample_rate_hz)
             return BlankItem(info.modality, samples=samples, place=place)
+        if info.modality is Modality.VIDEO:
+            frame_rate(info)  # refuses a header without one
+            return BlankItem(
+                info.modality, info.width, info.height, place=place, frames=info.frames, duration_s=info.duration_s
+            )
         return BlankItem(info.modality, info.width, info.height, place=place)
+
+    def sampled_frames(self, info: MediaInfo) -> tuple[int, ...]:
+        """``families.base.SamplesFrames``, of a video."""
+        return self._of(info).frames
+
+    def seen_pixels(self, info: MediaInfo) -> int:
+        return self._of(info).seen_pixels
 
     def _process(self, blank: BlankItem) -> Processed:
         return self.processing.processed(blank)

@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Any
 
 from triptych.domain.embedding import DType, TensorSpec
@@ -128,19 +129,11 @@ def read_facts(written: Mapping[str, Any]) -> ModelFacts:
 
 def written_blank(blank: BlankItem) -> dict[str, Any]:
     """JSON of a blank item, as ``read_blank`` reads it."""
-    return {
-        "modality": blank.modality.value,
-        "width": blank.width,
-        "height": blank.height,
-        "samples": blank.samples,
-        "place": blank.place,
-    }
+    return {**asdict(blank), "modality": blank.modality.value}
 
 
 def read_blank(written: Mapping[str, Any]) -> BlankItem:
-    return BlankItem(
-        Modality(written["modality"]), *(written[name] for name in ("width", "height", "samples", "place"))
-    )
+    return BlankItem(**{**written, "modality": Modality(written["modality"])})
 
 
 def written_processed(processed: Processed) -> dict[str, Any]:
@@ -150,6 +143,8 @@ def written_processed(processed: Processed) -> dict[str, Any]:
             part if isinstance(part, str) else [part.token_id, part.count] for part in processed.replacement
         ],
         "extras": [[spec.name, spec.dtype.value, list(spec.shape)] for spec in processed.extras],
+        "frames": processed.frames,
+        "seen_pixels": processed.seen_pixels,
     }
 
 
@@ -157,4 +152,6 @@ def read_processed(written: Mapping[str, Any]) -> Processed:
     return Processed(
         tuple(part if isinstance(part, str) else Placeholders(*part) for part in written["replacement"]),
         tuple(TensorSpec(name, DType(dtype), tuple(shape)) for name, dtype, shape in written["extras"]),
+        tuple(written["frames"]),
+        written["seen_pixels"],
     )

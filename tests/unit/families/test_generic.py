@@ -1,5 +1,7 @@
 """The generic family, with a processor that is known."""
 
+from dataclasses import replace
+
 import pytest
 
 from triptych.domain.embedding import EMBEDS, DType, TensorSpec
@@ -16,12 +18,12 @@ from triptych.tokens.processor_process import (
     written_processed,
 )
 
-IMAGE, AUDIO = 5, 6
+IMAGE, AUDIO, VIDEO = 5, 6, 7
 FACTS = ModelFacts(
     "next_vl",
     64,
     2048,
-    {Modality.IMAGE: (IMAGE,), Modality.AUDIO: (AUDIO,)},
+    {Modality.IMAGE: (IMAGE,), Modality.AUDIO: (AUDIO,), Modality.VIDEO: (VIDEO,)},
     frozenset({IMAGE, AUDIO}),
     {"mm_token_type_ids": {IMAGE: 1, AUDIO: 3}},
     {Modality.IMAGE: 2},
@@ -45,6 +47,9 @@ class KnownProcessing:
             raise InvalidMedia("the model's processor refuses the image: it is too narrow")
         if blank.modality is Modality.AUDIO:
             return Processed((Placeholders(AUDIO, blank.samples // 1600),), ())
+        if blank.modality is Modality.VIDEO:
+            frames = tuple(range(0, blank.frames, 4))
+            return Processed((Placeholders(IMAGE, 3),), (), frames, len(frames) * blank.width * blank.height)
         grid = TensorSpec("image_grid_thw", DType.I32, (1, 3))
         return Processed((f"{blank.place}:", Placeholders(IMAGE, blank.width * blank.height // 100)), (grid,))
 
@@ -77,6 +82,15 @@ def test_an_item_is_rows_for_its_placeholders_and_for_layers_and_what_positions_
     )
 
 
+def test_the_processor_says_which_frames_of_a_video_are_sampled() -> None:
+    family = GenericFamily(KnownProcessing())
+    video = replace(image(), modality=Modality.VIDEO, frames=9, duration_s=4.5)
+    assert family.sampled_frames(video) == (0, 4, 8)
+    assert family.seen_pixels(video) == 600
+    with pytest.raises(InvalidMedia, match="header"):
+        count_tokens(family, replace(video, duration_s=0.0))
+
+
 def test_items_whose_place_matters_know_it() -> None:
     family = GenericFamily(KnownProcessing())
     infos = as_in_request(family, [image(), image(), image()])
@@ -86,7 +100,9 @@ def test_items_whose_place_matters_know_it() -> None:
 
 
 def test_what_the_processor_or_the_model_does_not_take_is_refused() -> None:
-    family = GenericFamily(KnownProcessing())
+    processing = KnownProcessing()
+    processing.facts = replace(FACTS, targets={Modality.IMAGE: (IMAGE,), Modality.AUDIO: (AUDIO,)})
+    family = GenericFamily(processing)
     with pytest.raises(InvalidMedia, match="too narrow"):
         family.prompt_replacement(image(1, 10))
     with pytest.raises(InvalidMedia, match="the model takes images and audio, not videos"):
@@ -99,3 +115,5 @@ def test_what_two_processes_tell_each_other_is_read_as_it_was_written() -> None:
     assert read_blank(written_blank(blank)) == blank
     assert read_facts(written_facts(FACTS)) == FACTS
     assert read_processed(written_processed(processed)) == processed
+    video = KnownProcessing().processed(BlankItem(Modality.VIDEO, 20, 10, frames=9, duration_s=4.5))
+    assert read_processed(written_processed(video)) == video

@@ -19,7 +19,6 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from triptych.domain.embedding import EMBEDS, DType, TensorSpec
-from triptych.domain.media import Modality
 from triptych.engine.checkpoint import Checkpoint
 from triptych.engine.decoder.model_runner import rotary_axes
 from triptych.engine.families.adapters import (
@@ -32,6 +31,7 @@ from triptych.engine.families.adapters import (
     layer_rows,
     layer_rows_of_pass,
 )
+from triptych.engine.families.item_media import decoded
 from triptych.engine.families.item_processor import ItemProcessor, extras, layer_keys, mask_of, sends_lengths
 from triptych.engine.media.item import MediaItem
 from triptych.engine.tensors import domain_dtype
@@ -193,10 +193,10 @@ class GenericEncoder:
         return self._processor.settings
 
     def prepare(self, item: MediaItem) -> Features:
-        info = item.info
-        rate = self._processor.sample_rate_hz
-        medium = item.samples(rate) if info.modality is Modality.AUDIO else _image(item)
-        made = self._processor.process(info.modality, medium, place=self._family.blank(info).place)
+        info, rate = item.info, self._processor.sample_rate_hz
+        blank, frames = self._family.blank(info), self._family.sampled_frames(info)
+        medium = decoded(item, blank, sample_rate_hz=rate, frames=frames)
+        made = self._processor.process(info.modality, medium, place=blank.place)
         expected = filled(self._family.prompt_replacement(info))
         if filled(made.replacement) != expected:
             raise ValueError(
@@ -222,7 +222,7 @@ class GenericEncoder:
         ids = features["input_ids"][0]
         given: dict[str, Any] = {name: self._moved(tensor) for name, tensor in features.items()}
         given |= {name: given[name].tolist() for name in self._processor.lists if name in given}
-        called = self._forward(**given | _token_types(ids, self._family, self._device))
+        called = self._forward(**given | _on(self._processor.token_types(ids), self._device))
         placed = torch.isin(ids, torch.tensor(sorted(self._family.placeholder_ids)))
         return called, placed.to(self._device)
 
@@ -256,12 +256,6 @@ class GenericEncoder:
         return tensor.to(self._device, self._dtype) if tensor.is_floating_point() else tensor.to(self._device)
 
 
-def _image(item: MediaItem) -> Any:
-    from PIL import Image
-
-    return Image.fromarray(item.pixels())
-
-
 # --- decoder ---------------------------------------------------------------------------------------------------------
 
 
@@ -280,6 +274,7 @@ class GenericDecoder:
     def __init__(self, model: PreTrainedModel, checkpoint: Checkpoint) -> None:
         """Raises BadModel if the model's forward method cannot be run without items."""
         self._family = generic_family(checkpoint)
+        self._processor = processor_of(checkpoint)
         self._model: Any = model
         self._device = model.device
         base = base_of(model)
@@ -307,7 +302,7 @@ class GenericDecoder:
         """Arguments of the language model that depend on token ids, beside embeddings."""
         self._extras: dict[str, DType] = {}
         """Data types of tensors beside rows that items may have, by name."""
-        self._is_packable = self._leaves_masks(processor_of(checkpoint)) and not self._by_token
+        self._is_packable = self._leaves_masks(self._processor) and not self._by_token
 
     @property
     def decoder(self) -> PreTrainedModel:
@@ -355,7 +350,7 @@ class GenericDecoder:
             called = self._forward(
                 input_ids=ids[None].to(self._device),
                 **_joined_extras([item.tensors for item in in_order], self._device),
-                **_token_types(ids, self._family, self._device),
+                **_on(self._processor.token_types(ids), self._device),
             )
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             raise InvalidRequest(f"the model cannot place the prompt's items: {error}") from error
@@ -414,7 +409,7 @@ class GenericDecoder:
         text = next(token for token in count() if token not in self._family.placeholder_ids)
         ids = torch.tensor([[text] * _PROBE_TOKENS], device=self._device)
         try:
-            return ids.shape, self._forward(input_ids=ids, **_token_types(ids[0], self._family, self._device))
+            return ids.shape, self._forward(input_ids=ids, **_on(self._processor.token_types(ids[0]), self._device))
         except _FAULTS as error:
             raise BadModel(f"the model's forward method cannot be run without items: {error}") from error
 
@@ -429,7 +424,7 @@ class GenericDecoder:
             tensors = processor.probe(modality).tensors
             ids = tensors["input_ids"][0]
             self._extras |= {spec.name: spec.dtype for spec, _ in extras(tensors, most_integers=None)}
-            given = {"input_ids": ids[None].to(self._device), **_token_types(ids, self._family, self._device)}
+            given = _on({"input_ids": ids[None], **processor.token_types(ids)}, self._device)
             given |= _joined_extras([{spec.name: tensor for spec, tensor in extras(tensors)}], self._device)
             try:
                 called = self._forward(**given)
@@ -497,14 +492,8 @@ def processor_of(checkpoint: Checkpoint) -> ItemProcessor:
     return processor
 
 
-def _token_types(ids: torch.Tensor, family: GenericFamily, device: torch.device) -> dict[str, torch.Tensor]:
-    """Inputs [1, n] of the forward method by token."""
-    found: dict[str, torch.Tensor] = {}
-    for name, types in family.facts.token_types.items():
-        found[name] = torch.zeros_like(ids)
-        for token_id, kind in types.items():
-            found[name][ids == token_id] = kind
-    return {name: types[None].to(device) for name, types in found.items()}
+def _on(tensors: Mapping[str, torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:
+    return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
 def _joined_extras(items: Sequence[Mapping[str, torch.Tensor]], device: torch.device) -> dict[str, torch.Tensor]:

@@ -4,10 +4,11 @@ A processor replaces an item's target in the text, then tokenizes all. Its token
 replacement is known exactly, with separators, whatever the release of transformers computes counts by.
 """
 
+import logging
 import re
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from types import SimpleNamespace
 from typing import Any
@@ -15,25 +16,31 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from PIL import Image
-from transformers import AutoConfig, AutoProcessor
+from transformers import AutoConfig, AutoProcessor, AutoVideoProcessor
 from transformers.models.auto import processing_auto
+from transformers.utils import is_torchvision_available
 
 from triptych.domain.embedding import TensorSpec
 from triptych.domain.media import Modality
+from triptych.engine.families.item_media import Video, blank_medium, noise
 from triptych.engine.tensors import domain_dtype
 from triptych.errors import InvalidMedia
 from triptych.families.base import Placeholders, PromptReplacement
 from triptych.families.generic import MOST_EXTRA_VALUES, BlankItem, ModelFacts, Processed
 from triptych.families.model_files import BadModel, ModelFiles
 
+logger = logging.getLogger(__name__)
+
 _LOCAL = {"local_files_only": True, "trust_remote_code": False}
 """Nothing is fetched, and code in a model's directory is not run. Transformers would ask for the latter on the terminal."""
-_ARGUMENTS = {Modality.IMAGE: "images", Modality.AUDIO: "audio"}
+_ARGUMENTS = {Modality.IMAGE: "images", Modality.VIDEO: "videos", Modality.AUDIO: "audio"}
 _BEFORE, _AFTER = "(before)", "(after)"
 """Text around an item's target."""
-_WIDTH, _HEIGHT, _SAMPLES = 200, 96, 16_000
+_WIDTH, _HEIGHT, _SAMPLES, _FRAMES, _DURATION_S = 200, 96, 16_000, 16, 4.0
 """Size of the item that is processed at start."""
+_FRAMES_PER_S = 2.0
+"""Frames that are sampled of a video where the settings of its processor do not say how many."""
+_PIXEL_NBYTES, _VALUE_NBYTES, _CHANNELS = 3, 4, 3
 _LARGE = 4
 """How much larger an item is that may be cut into parts."""
 _PLACEHOLDER = re.compile(r"(image|video|audio)_token_(id|index)$|^image_patch_id$|^visual_indicator_token_ids$")
@@ -53,6 +60,8 @@ class ItemInputs:
     replacement: PromptReplacement
     tensors: Mapping[str, torch.Tensor]
     """With the processor's own dimensions, the batch's included; ``input_ids`` too."""
+    frames: tuple[int, ...] = ()
+    """Indices of the frames that it sampled of a video."""
 
 
 class ItemProcessor:
@@ -63,7 +72,7 @@ class ItemProcessor:
         self._recorded = threading.local()
         try:
             self._config = AutoConfig.from_pretrained(files.directory, **_LOCAL)
-            self._processor = _load_processor(files)
+            self._processor, self._videos = _load_processor(files)
         except (*_ERRORS, ImportError) as error:
             raise BadModel(
                 f"transformers {transformers.__version__} has no processor for this model: {error}"
@@ -71,11 +80,15 @@ class ItemProcessor:
         if getattr(self._processor, "tokenizer", None) is None:
             raise BadModel(f"the processor of model_type {files.model_type!r} has no tokenizer")
         self._record_texts()
+        if self._videos is not None:
+            self._record_frames()
         self.lists: set[str] = set()
         """Names of outputs that the model takes as lists of numbers."""
         self._spelled = self._placeholder_strings()
         self._targets: dict[Modality, str] = {}
         self._numbered: set[Modality] = set()
+        self._typed_in_context: set[str] = set()
+        """Inputs by token that depend on the tokens around it, as where frames and images have one placeholder."""
         self.facts = self._facts(files)
 
     @property
@@ -94,26 +107,45 @@ class ItemProcessor:
         """Do nothing: there is no process."""
 
     def processed(self, blank: BlankItem) -> Processed:
-        made = self.process(blank.modality, _medium(blank), place=blank.place)
-        return Processed(made.replacement, tuple(spec for spec, _ in extras(made.tensors)))
+        made = self.process(blank.modality, blank_medium(blank), place=blank.place)
+        specs = tuple(spec for spec, _ in extras(made.tensors))
+        if blank.modality is not Modality.VIDEO:
+            return Processed(made.replacement, specs)
+        if not made.frames or list(made.frames) != sorted(made.frames):
+            raise InvalidMedia("the model's processor samples no frames of the video, or not in their order")
+        nbytes = _PIXEL_NBYTES * len(made.frames) * blank.width * blank.height
+        nbytes += sum(_VALUE_NBYTES * tensor.numel() for tensor in made.tensors.values() if tensor.is_floating_point())
+        return Processed(made.replacement, specs, made.frames, nbytes // (_VALUE_NBYTES * _CHANNELS))
 
     def process(self, modality: Modality, medium: Any, *, place: int = 0) -> ItemInputs:
-        """Process an item (an image, or samples at ``sample_rate_hz``) that ``place`` items of its modality precede.
+        """Process an item (``item_media``; samples are at ``sample_rate_hz``) that ``place`` items of its modality precede.
 
         Raises InvalidMedia where the processor refuses it.
         """
-        before = [_medium(self._probe(modality))] * (place if modality in self._numbered else 0)
+        before = [blank_medium(self._probe(modality))] * (place if modality in self._numbered else 0)
         try:
             text, tensors = self._run(modality, self._targets[modality], [*before, medium])
         except _ERRORS as error:
             raise InvalidMedia(f"the model's processor refuses the {modality.value}: {error}") from error
         if before:
             _, tensors = self._run(modality, self._targets[modality], [medium])
-        return ItemInputs(self._parts(_between(text)[-1]), tensors)
+        return ItemInputs(self._parts(_between(text)[-1]), tensors, self._recorded.frames)
 
-    def probe(self, modality: Modality) -> ItemInputs:
-        """Process a blank item of a usual size."""
-        return self.process(modality, _medium(self._probe(modality)))
+    def probe(self, modality: Modality, times: int = 1) -> ItemInputs:
+        """Process an item that is ``times`` larger than usual."""
+        return self.process(modality, noise(self._probe(modality, times)))
+
+    def token_types(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Inputs [1, n] of the model's forward method by token, for ``ids`` [n]."""
+        found: dict[str, torch.Tensor] = {}
+        for name, types in self.facts.token_types.items():
+            if name in self._typed_in_context:
+                found[name] = torch.tensor(self._processor.create_mm_token_type_ids([ids.tolist()]))
+                continue
+            found[name] = torch.zeros_like(ids)[None]
+            for token_id, kind in types.items():
+                found[name][0, ids == token_id] = kind
+        return found
 
     # --- what a model is -------------------------------------------------------------------------------------------
 
@@ -121,17 +153,26 @@ class ItemProcessor:
         text = self._config.get_text_config()
         prefixes: set[str] = set()
         types: dict[str, dict[int, int]] = {}
-        for modality in (Modality.IMAGE, Modality.AUDIO):
+        for modality in (Modality.IMAGE, Modality.VIDEO, Modality.AUDIO):
             target = self._found_target(modality, files.chat_template) if self._takes(modality) else None
             if target is None:
                 continue
             self._targets[modality] = target
-            medium = _medium(self._probe(modality))
+            try:
+                self._check_places(modality)
+                if modality is Modality.VIDEO:
+                    self._check_videos()
+            except (BadModel, InvalidMedia, *_ERRORS) as error:
+                if modality is not Modality.VIDEO:
+                    raise
+                logger.warning("the model's videos are not served: %s", error)
+                del self._targets[modality]
+                continue
+            medium = blank_medium(self._probe(modality))
             written, _ = self._run(modality, target, [medium])
             around = self._templated(modality, files.chat_template) or _BEFORE + target + _AFTER
-            _learn_types(types, self._made(modality, around, [medium]))
+            self._typed_in_context |= _learn_types(types, self._made(modality, around, [medium]))
             prefixes.add(written.partition(_BEFORE)[0])
-            self._check_places(modality)
         if not self._targets:
             raise BadModel(
                 f"the processor of model_type {files.model_type!r} writes no placeholders of items that its configuration names"
@@ -143,7 +184,7 @@ class ItemProcessor:
             {modality: self._ids(target) for modality, target in self._targets.items()},
             frozenset(self._spelled.values()),
             types,
-            {Modality.IMAGE: len(layer_keys(self._config))},
+            dict.fromkeys((Modality.IMAGE, Modality.VIDEO), len(layer_keys(self._config))),
             self.sample_rate_hz,
             frozenset(self._numbered),
             max(prefixes, key=len),
@@ -152,6 +193,8 @@ class ItemProcessor:
     def _takes(self, modality: Modality) -> bool:
         if modality is Modality.AUDIO:
             return bool(self.sample_rate_hz)
+        if modality is Modality.VIDEO:
+            return self._videos is not None
         return getattr(self._processor, "image_processor", None) is not None
 
     def _placeholder_strings(self) -> dict[str, int]:
@@ -177,7 +220,7 @@ class ItemProcessor:
             if "".join(self._processor.tokenizer.convert_ids_to_tokens(self._ids(candidate))) != candidate:
                 continue  # not of special tokens only
             try:
-                text, _ = self._run(modality, candidate, [_medium(self._probe(modality))])
+                text, _ = self._run(modality, candidate, [blank_medium(self._probe(modality))])
             except _ERRORS:
                 continue
             if any(isinstance(part, Placeholders) for part in self._parts(_between(text)[0])):
@@ -200,7 +243,7 @@ class ItemProcessor:
 
     def _check_places(self, modality: Modality) -> None:
         """Find out whether an item's replacement depends on its place. Raises BadModel if it depends on what is around it."""
-        medium = _medium(BlankItem(modality, _LARGE * _WIDTH, _LARGE * _HEIGHT, _LARGE * _SAMPLES))
+        medium = blank_medium(self._probe(modality, _LARGE))
         target = self._targets[modality]
         try:
             (alone,) = _between(self._run(modality, target, [medium])[0])
@@ -210,13 +253,28 @@ class ItemProcessor:
             return  # one that takes a single item
         if spaced != f" {alone} " or first != alone:
             raise BadModel(f"what the model's processor writes for an {modality.value} depends on what is around it")
+        if second != first and modality is Modality.VIDEO:
+            raise BadModel("what its processor writes for a video depends on the videos before it")
         if second != first:
             self._numbered.add(modality)
 
-    def _probe(self, modality: Modality) -> BlankItem:
+    def _check_videos(self) -> None:
+        """Raise BadModel unless a video's shape says what it becomes, also when frames were sampled before."""
+        modality = Modality.VIDEO
+        blank = self._probe(modality)
+        counted, medium = self.processed(blank), noise(blank)
+        frames = Video(medium.frames[list(counted.frames)], blank, counted.frames)
+        for made in (self.process(modality, medium), self.process(modality, frames)):
+            specs = tuple(spec for spec, _ in extras(made.tensors))
+            if (made.replacement, specs) != (counted.replacement, counted.extras):
+                raise BadModel("what its processor writes for a video depends on more than its size")
+
+    def _probe(self, modality: Modality, times: int = 1) -> BlankItem:
+        """An item that is ``times`` larger than usual."""
         if modality is Modality.AUDIO:
-            return BlankItem(modality, samples=_SAMPLES)
-        return BlankItem(modality, _WIDTH, _HEIGHT)
+            return BlankItem(modality, samples=times * _SAMPLES)
+        size = BlankItem(modality, times * _WIDTH, times * _HEIGHT)
+        return size if modality is Modality.IMAGE else replace(size, frames=_FRAMES, duration_s=_DURATION_S)
 
     # --- one run of the processor ------------------------------------------------------------------------------------
 
@@ -230,10 +288,18 @@ class ItemProcessor:
 
     def _made(self, modality: Modality, prompt: str, media: Sequence[Any]) -> dict[str, torch.Tensor]:
         """The tensors of a prompt. The texts that are tokenized for it are recorded."""
-        self._recorded.texts = []
+        self._recorded.texts, self._recorded.frames = [], ()
         given: dict[str, Any] = {_ARGUMENTS[modality]: list(media)}
         if modality is Modality.AUDIO:
             given["sampling_rate"] = self.sample_rate_hz
+        if modality is Modality.VIDEO:
+            given = {
+                "videos": [video.frames for video in media],
+                "video_metadata": [video.metadata() for video in media],
+            }
+            given["do_sample_frames"] = all(video.indices is None for video in media)
+            if all(getattr(self._videos, name, None) is None for name in ("fps", "num_frames")):
+                given["fps"] = _FRAMES_PER_S
         made = self._processor(text=[prompt], return_tensors="pt", return_mm_token_type_ids=True, **given)
         tensors = {name: tensor for name, value in made.items() if (tensor := _tensor(value)) is not None}
         self.lists |= {name for name in tensors if isinstance(made[name], list | tuple)}
@@ -252,6 +318,20 @@ class ItemProcessor:
 
         Recording.__name__, Recording.__qualname__ = kind.__name__, kind.__qualname__
         self._processor.tokenizer.__class__ = Recording
+
+    def _record_frames(self) -> None:
+        """Give the part for videos a class of its own that records which frames of the last video it samples."""
+        recorded = self._recorded
+        kind = type(self._videos)
+
+        class Recording(kind):  # type: ignore[misc, valid-type]  # a class chosen at run time
+            def sample_frames(self, *args: Any, **kwargs: Any) -> Any:
+                sampled = super().sample_frames(*args, **kwargs)
+                recorded.frames = tuple(map(int, sampled))
+                return sampled
+
+        Recording.__name__, Recording.__qualname__ = kind.__name__, kind.__qualname__
+        self._videos.__class__ = Recording
 
     def _parts(self, text: str) -> PromptReplacement:
         """The replacement that a text is: runs of equal placeholders, and what is between them."""
@@ -318,13 +398,17 @@ def sends_lengths(name: str, extra: torch.Tensor) -> bool:
     return name.endswith(_MASK) and extra.dim() == 1
 
 
-def _learn_types(types: dict[str, dict[int, int]], tensors: Mapping[str, torch.Tensor]) -> None:
-    """Add what a processor's outputs beside the ids and the mask say of each token."""
+def _learn_types(types: dict[str, dict[int, int]], tensors: Mapping[str, torch.Tensor]) -> set[str]:
+    """Add what a processor's outputs beside the ids and the mask say of each token. Returns those that say several things of a token."""
     ids = tensors["input_ids"]
+    in_context: set[str] = set()
     for name, tensor in tensors.items():
         if name not in ("input_ids", "attention_mask") and tensor.shape == ids.shape:
-            pairs = zip(ids[0].tolist(), tensor[0].tolist(), strict=True)
-            types.setdefault(name, {}).update({token_id: kind for token_id, kind in pairs if kind})
+            known = types.setdefault(name, {})
+            for token_id, kind in zip(ids[0].tolist(), tensor[0].tolist(), strict=True):
+                if kind and known.setdefault(token_id, kind) != kind:
+                    in_context.add(name)
+    return in_context
 
 
 def layer_keys(config: Any) -> tuple[int, ...]:
@@ -333,12 +417,6 @@ def layer_keys(config: Any) -> tuple[int, ...]:
         return (*(layer for _, layer in config.deepstack_layer_map), *(config.spatial_target_layers or ()))
     vision = getattr(config, "vision_config", None)
     return tuple(range(len(getattr(vision, "deepstack_visual_indexes", None) or ())))
-
-
-def _medium(blank: BlankItem) -> Any:
-    if blank.modality is Modality.AUDIO:
-        return np.zeros(blank.samples, dtype=np.float32)
-    return Image.new("RGB", (blank.width, blank.height))
 
 
 def _tensor(value: Any) -> torch.Tensor | None:
@@ -352,8 +430,8 @@ def _tensor(value: Any) -> torch.Tensor | None:
     return torch.from_numpy(array) if array.dtype.kind in "biuf" and array.size else None
 
 
-def _load_processor(files: ModelFiles) -> Any:
-    """Load the processor, with an image processor on Pillow where there is one, and without videos."""
+def _load_processor(files: ModelFiles) -> tuple[Any, Any]:
+    """Load the processor, with an image processor on Pillow where there is one, and its part for videos, if there is one here."""
     untyped: Any = processing_auto
     names = (
         files.processor.get("processor_class"),
@@ -365,21 +443,37 @@ def _load_processor(files: ModelFiles) -> Any:
     kind: Any = getattr(transformers, name, None) if name else None
     if kind is None:
         loader: Any = AutoProcessor
-        return loader.from_pretrained(files.directory, backend="pil", **_LOCAL)
-    attributes = kind.get_attributes()
-    cls = _without_videos(kind) if "video_processor" in attributes else kind
-    return cls.from_pretrained(files.directory, backend="pil", **_LOCAL)
+        return loader.from_pretrained(files.directory, backend="pil", **_LOCAL), None
+    if "video_processor" not in kind.get_attributes():
+        return kind.from_pretrained(files.directory, backend="pil", **_LOCAL), None
+    videos = _load_videos(files)
+    return _with_videos(kind, videos or _NoVideos()).from_pretrained(files.directory, backend="pil", **_LOCAL), videos
 
 
-def _without_videos(kind: Any) -> Any:
-    """A processor's class with a stand-in for its video processor, which needs torchvision."""
+def _load_videos(files: ModelFiles) -> Any:
+    """Load a processor's part for videos; None without torchvision, or settings for one."""
+    if not is_torchvision_available():
+        return None
+    loader: Any = AutoVideoProcessor
+    try:
+        return loader.from_pretrained(files.directory, **_LOCAL)
+    except (*_ERRORS, ImportError) as error:
+        logger.warning("the model's videos are not served: %s", error)
+        return None
 
-    class Stand(SimpleNamespace):
-        def __getattr__(self, name: str) -> None:
-            if name.startswith("__"):
-                raise AttributeError(name)
 
-    class WithoutVideos(kind):  # type: ignore[misc]  # a class chosen at run time
+class _NoVideos(SimpleNamespace):
+    """Stands in for a video processor."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
+def _with_videos(kind: Any, videos: Any) -> Any:
+    """A processor's class that has this part for videos, which is loaded apart: it is not on Pillow."""
+
+    class WithVideos(kind):  # type: ignore[misc]  # a class chosen at run time
         _hides_videos = False
         video_processor: Any
 
@@ -393,21 +487,22 @@ def _without_videos(kind: Any) -> Any:
             cls._hides_videos = True
             loaded: list[Any] = super()._get_arguments_from_pretrained(*args, **kwargs)
             cls._hides_videos = False
-            loaded.insert(cls.get_attributes().index("video_processor"), Stand())
+            loaded.insert(cls.get_attributes().index("video_processor"), videos)
             return loaded
 
         def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
-            if isinstance(argument, Stand):
-                return Stand
+            if argument is videos:
+                return type(videos)
             return super().check_argument_for_proper_class(argument_name, argument)
 
         def to_dict(self) -> dict[str, Any]:
-            videos, self.video_processor = self.video_processor, None
+            if not isinstance(videos, _NoVideos):
+                return dict(super().to_dict())
+            self.video_processor = None
             try:
-                settings: dict[str, Any] = super().to_dict()
+                return dict(super().to_dict())
             finally:
                 self.video_processor = videos
-            return settings
 
-    WithoutVideos.__name__ = WithoutVideos.__qualname__ = kind.__name__
-    return WithoutVideos
+    WithVideos.__name__ = WithVideos.__qualname__ = kind.__name__
+    return WithVideos
