@@ -8,10 +8,11 @@ inputs by token, beside which the rows are placed.
 """
 
 import inspect
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count
+from itertools import chain, count
 from typing import Any
 
 import torch
@@ -76,6 +77,10 @@ _MOST_PRODUCT = 1 << 27
 """Largest product of a row of an extra tensor, such as a grid's patches or an image's pixels: positions are computed for as many."""
 _MOST_LENGTH = 1 << 20
 """Longest mask of an item, such as of a clip's frames."""
+_MOST_SHARED_ROWS = 2048
+"""Rows of items that share a pass. A larger item fills a device alone, and attention to several may be quadratic."""
+_SAME, _SAME_HALF = 1e-4, 0.02
+"""Share of the largest value by which rows may differ for rounding: in float32, in half precision."""
 _PROBE_TOKENS = 5
 
 
@@ -186,6 +191,9 @@ class GenericEncoder:
         text = config.get_text_config()
         self._embeddings = _EqualEmbeddings(text.vocab_size, self._family.hidden_size, like)
         self._forward = _Forward(base, language_model_name(base), Recorder(text, self._embeddings))
+        self._placeholders = torch.tensor(sorted(self._family.placeholder_ids))
+        self._sharing: set[frozenset[str]] = set()
+        """Names of features of items that may share a pass."""
         self._check_rows(checkpoint.files.model_type)
 
     @property
@@ -205,17 +213,36 @@ class GenericEncoder:
         return made.tensors
 
     def encode(self, batch: Sequence[Features]) -> list[tuple[torch.Tensor, ...]]:
-        return [self._encode(features) for features in batch]
+        """Items that may share a pass do, up to a number of rows."""
+        passes: dict[object, list[int]] = {}
+        rows: Counter[object] = Counter()
+        for at, features in enumerate(batch):
+            form = _form(features) if frozenset(features) in self._sharing else at
+            rows[form] += self._rows(features)
+            passes.setdefault((form, rows[form] // _MOST_SHARED_ROWS), []).append(at)
+        encoded: dict[int, tuple[torch.Tensor, ...]] = {}
+        for places in passes.values():
+            encoded.update(zip(places, self._encode([batch[at] for at in places]), strict=True))
+        return [encoded[at] for at in range(len(batch))]
 
-    def _encode(self, features: Features) -> tuple[torch.Tensor, ...]:
-        called, placed = self._called_with(features)
+    def _encode(self, batch: Sequence[Features]) -> list[tuple[torch.Tensor, ...]]:
+        """One pass: a prompt of all the items."""
+        called, placed = self._called_with(_joined(batch))
         rows = called["inputs_embeds"][0]
         beside = rows[~placed]
         if beside.any() and not torch.equal(beside, self._without_item(features)[~placed]):
             raise ValueError("the model places an item's rows beside its placeholders")
         layers = called.get(_LAYER_LIST) or called.get(_LAYER_DICT) or ()
         of_layers = layers.values() if isinstance(layers, dict) else layers
-        return (rows[placed], *of_layers, *(tensor for _, tensor in extras(features)))
+        counts = [self._rows(features) for features in batch]
+        by_item = zip(*(tensor.split(counts) for tensor in (rows[placed], *of_layers)), strict=True)
+        return [
+            (*of_item, *(tensor for _, tensor in extras(features)))
+            for of_item, features in zip(by_item, batch, strict=True)
+        ]
+
+    def _rows(self, features: Features) -> int:
+        return int(torch.isin(features["input_ids"], self._placeholders).sum())
 
     def _called_with(self, features: Features) -> tuple[dict[str, Any], torch.Tensor]:
         """What the language model is called with for a prompt of one item, and which of its positions are placeholders."""
@@ -223,7 +250,7 @@ class GenericEncoder:
         given: dict[str, Any] = {name: self._moved(tensor) for name, tensor in features.items()}
         given |= {name: given[name].tolist() for name in self._processor.lists if name in given}
         called = self._forward(**given | _on(self._processor.token_types(ids), self._device))
-        placed = torch.isin(ids, torch.tensor(sorted(self._family.placeholder_ids)))
+        placed = torch.isin(ids, self._placeholders)
         return called, placed.to(self._device)
 
     def _without_item(self, features: Features) -> torch.Tensor:
@@ -251,9 +278,56 @@ class GenericEncoder:
                 raise BadModel(
                     f"the model does not place rows of an {modality.value} as models of its type are known to"
                 )
+            self._try_sharing(self._processor.probe(modality, 1).tensors, self._processor.probe(modality, 2).tensors)
+
+    def _try_sharing(self, first: Features, second: Features) -> None:
+        """Find out whether two items, of several sizes if they fit each other, become the same in one pass as in two."""
+        if _form(first) != _form(second):
+            second = {
+                **first,
+                **{name: tensor.flip(-1) for name, tensor in first.items() if tensor.is_floating_point()},
+            }
+        try:
+            apart = [tensors for features in (first, second) for tensors in self._encode([features])]
+            together = self._encode([first, second])
+        except _FAULTS:
+            return
+        share = _SAME if self._dtype == torch.float32 else _SAME_HALF
+        pairs = zip(chain(*apart), chain(*together), strict=True)
+        if all(_are_close(found, expected, share) for expected, found in pairs):
+            self._sharing.add(frozenset(first))
 
     def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self._device, self._dtype) if tensor.is_floating_point() else tensor.to(self._device)
+
+
+def _is_by_token(name: str, batch: Sequence[Features]) -> bool:
+    return all(features[name].shape == features["input_ids"].shape for features in batch)
+
+
+def _form(features: Features) -> object:
+    """Equal for items whose features can be joined along their first dimension."""
+    return tuple(
+        (name, tensor.dtype, tensor.dim(), tensor.shape[1:])
+        for name, tensor in sorted(features.items())
+        if not _is_by_token(name, [features])
+    )
+
+
+def _joined(batch: Sequence[Features]) -> Features:
+    """Features of a prompt of all these items."""
+    if len(batch) == 1:
+        return batch[0]
+    return {
+        name: torch.cat([features[name] for features in batch], 1 if _is_by_token(name, batch) else 0)
+        for name in batch[0]
+    }
+
+
+def _are_close(found: torch.Tensor, expected: torch.Tensor, share: float) -> bool:
+    """Whether tensors are equal but for rounding."""
+    most = share * float(expected.abs().max()) if expected.numel() else 0.0
+    return found.shape == expected.shape and torch.allclose(found, expected, rtol=0.0, atol=most)
 
 
 # --- decoder ---------------------------------------------------------------------------------------------------------
