@@ -117,7 +117,8 @@ class ZooModel(TinyFamily):
     def inputs(self, processor: Any, text: str, items: Sequence[Item]) -> Any:
         if not items and self.needs_images:
             return processor.tokenizer(text, return_tensors="pt")
-        made = processor(text=text, **arguments_of(items, self.rate_hz), return_tensors="pt")
+        given = {"audio": None} if self.modality is Modality.AUDIO else {}  # without which Qwen3-ASR's takes no text
+        made = processor(text=text, **given | arguments_of(items, self.rate_hz), return_tensors="pt")
         return made.to(torch.float32)  # Llama 4's pixels are bfloat16
 
     def adjust(self, whole: Any) -> None:
