@@ -227,18 +227,18 @@ class GenericEncoder:
 
     def _encode(self, batch: Sequence[Features]) -> list[tuple[torch.Tensor, ...]]:
         """One pass: a prompt of all the items."""
-        called, placed = self._called_with(_joined(batch))
+        features = _joined(batch)
+        called, placed = self._called_with(features)
         rows = called["inputs_embeds"][0]
         beside = rows[~placed]
         if beside.any() and not torch.equal(beside, self._without_item(features)[~placed]):
             raise ValueError("the model places an item's rows beside its placeholders")
         layers = called.get(_LAYER_LIST) or called.get(_LAYER_DICT) or ()
         of_layers = layers.values() if isinstance(layers, dict) else layers
-        counts = [self._rows(features) for features in batch]
+        counts = [self._rows(item) for item in batch]
         by_item = zip(*(tensor.split(counts) for tensor in (rows[placed], *of_layers)), strict=True)
         return [
-            (*of_item, *(tensor for _, tensor in extras(features)))
-            for of_item, features in zip(by_item, batch, strict=True)
+            (*of_item, *(tensor for _, tensor in extras(item))) for of_item, item in zip(by_item, batch, strict=True)
         ]
 
     def _rows(self, features: Features) -> int:
@@ -256,7 +256,7 @@ class GenericEncoder:
     def _without_item(self, features: Features) -> torch.Tensor:
         """The same prompt's embeddings without the item: of tokens that the model embeds beside its language model."""
         ids = features["input_ids"]
-        given = _token_types(ids[0], self._family, self._device)
+        given = _on(self._processor.token_types(ids[0]), self._device)
         rows: torch.Tensor = self._forward(input_ids=self._moved(ids), **given)["inputs_embeds"][0]
         return rows
 

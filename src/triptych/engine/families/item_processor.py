@@ -18,7 +18,7 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoProcessor, AutoVideoProcessor
 from transformers.models.auto import processing_auto
-from transformers.utils import is_torchvision_available
+from transformers.utils.import_utils import is_torchvision_available
 
 from triptych.domain.embedding import TensorSpec
 from triptych.domain.media import Modality
