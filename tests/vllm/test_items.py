@@ -126,7 +126,8 @@ def test_vllm_keeps_what_positions_need_for_items_that_the_prefix_cache_covers(
     engine: VllmTextEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All else of them is dropped."""
-    monkeypatch.setattr(engine._adapter, "fields", lambda *_: {"grid": torch.tensor([1, 4, 4])}, raising=False)
+    grid = torch.tensor([1, 4, 4])
+    monkeypatch.setattr(engine._features, "_fields", lambda *_: ("image", {"grid": grid}))
     asked = request("one", TWO)
     positions = check_request(asked, engine._limits).positions
     features = [item.feature for item in engine._features.place(asked, positions)]

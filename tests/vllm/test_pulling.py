@@ -21,7 +21,7 @@ from triptych.client import AsyncClient, ResolvedItem
 from triptych.demo import MODEL_DIR
 from triptych.domain.embedding import DType
 from triptych.engine.checkpoint import open_checkpoint
-from triptych.integrations.vllm.families import item_adapter
+from triptych.integrations.vllm.features import ItemForm
 from triptych.integrations.vllm.items import ItemsLost
 from triptych.integrations.vllm.options import parse
 from triptych.integrations.vllm.pulling import PulledItems, ServedModel
@@ -54,7 +54,8 @@ async def client(cluster: LocalCluster) -> AsyncIterator[AsyncClient]:
 def source(cluster: LocalCluster, **options: Any) -> Iterator[PulledItems]:
     dtype = options.pop("dtype", DType.F32)
     given = parse({"routers": cluster.router_target, "timeout_s": WAIT_S, **options})
-    made = PulledItems(given, ServedModel(CHECKPOINT, dtype), item_adapter(CHECKPOINT.family, dtype))
+    form = ItemForm(CHECKPOINT.family.hidden_size, dtype, layers=0)
+    made = PulledItems(given, ServedModel(CHECKPOINT, dtype), form)
     try:
         yield made
     finally:

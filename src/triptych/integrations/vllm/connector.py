@@ -20,7 +20,7 @@ from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorBase, ECCo
 from vllm.platforms import current_platform
 
 from triptych.integrations.vllm.items import HeldItems, ItemsLost, ItemSource
-from triptych.integrations.vllm.models import register_models
+from triptych.integrations.vllm.models import register_changes
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class ItemConnector(ECConnectorBase):
         self._lost: set[str] = set()
         self._dtype = vllm_config.model_config.dtype
         if role is ECConnectorRole.WORKER:
-            register_models()  # a worker may be a process of its own
+            register_changes(vllm_config.model_config.architectures)  # a worker may be a process of its own
 
     # --- scheduler side ----------------------------------------------------------------------------------------------
 

@@ -7,6 +7,8 @@ from contextlib import suppress
 from typing import Any
 
 from prometheus_client.core import Metric
+from vllm.multimodal.inputs import MultiModalFeatureSpec
+from vllm.platforms import current_platform
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.request import RequestStatus
 
@@ -24,8 +26,8 @@ from triptych.engine.torch_process import prepare_torch
 from triptych.errors import EngineFailure, InstanceLost, InvalidRequest, Overloaded, TriptychError
 from triptych.integrations.vllm.choices import Choice, Choices
 from triptych.integrations.vllm.connector import TriptychConnector
-from triptych.integrations.vllm.families import item_adapter
-from triptych.integrations.vllm.features import Features, PlacedItem
+from triptych.integrations.vllm.families import check_served
+from triptych.integrations.vllm.features import Features, ItemForm, PlacedItem
 from triptych.integrations.vllm.grammars import ConstrainedChoice, Grammars
 from triptych.integrations.vllm.kv_access import VllmKvAccess
 from triptych.integrations.vllm.kv_cache import VllmKvCache
@@ -66,7 +68,7 @@ class VllmTextEngine:
     ) -> None:
         """``arguments`` is a command line of vLLM's engine arguments. ``transfers_kv``: its keys and values can be copied out and in."""
         dtype = DTYPES[compute.dtype]
-        self._adapter = item_adapter(checkpoint.family, dtype)
+        check_served(checkpoint.files.model_type, checkpoint.architecture)
         self._model_info = checkpoint.model_info(model_id=model_id, dtype=dtype)
         prepare_torch(compute)
         self._started = started = start(
@@ -89,7 +91,16 @@ class VllmTextEngine:
             max_embedding_nbytes=max_embedding_bytes,
         )
         cache = self._scheduler.encoder_cache_manager.cache_size
-        self._features = Features(self._adapter, min(self._scheduler.max_num_encoder_input_tokens, cache))
+        self._form = ItemForm.of_model(self._model_info.hidden_size, dtype, model.hf_config)
+        self._features = Features(
+            self._form,
+            checkpoint.family,
+            model.hf_config,
+            largest_item=min(self._scheduler.max_num_encoder_input_tokens, cache),
+            find_fault=self._position_fault if model.uses_mrope else None,
+        )
+        if model.is_mm_prefix_lm and current_platform.is_cpu():
+            logger.warning("on a CPU, vLLM's attention within an image is causal: answers differ from those on a GPU")
         self._grammars = Grammars(started.config, vocabulary)
         core.engine_core.structured_output_manager.backend = self._grammars
         self._choices = Choices()
@@ -186,7 +197,7 @@ class VllmTextEngine:
         return int(self._scheduler.block_size)
 
     def accepts(self, tokens: int, tensors: Sequence[TensorSpec]) -> bool:
-        return self._adapter.accepts(tokens, tensors)
+        return self._form.accepts(tokens, tensors)
 
     # --- load --------------------------------------------------------------------------------------------------------
 
@@ -286,6 +297,11 @@ class VllmTextEngine:
         except Exception:
             self._withdraw(request)
             raise
+
+    def _position_fault(self, token_ids: list[int], features: list[MultiModalFeatureSpec]) -> str:
+        """Why the model cannot compute a prompt's positions; empty if it can."""
+        (fault, *_) = self._engine.collective_rpc(_find_position_fault, args=(token_ids, features))
+        return str(fault)
 
     def _withdraw(self, request: EngineRequest) -> None:
         """Take back a request of which vLLM has refused a choice."""
@@ -432,6 +448,15 @@ class VllmTextEngine:
 def _name(request_id: str, number: int) -> str:
     """A choice's id outside of vLLM."""
     return f"{request_id}/{number}"
+
+
+def _find_position_fault(worker: Any, token_ids: list[int], features: list[MultiModalFeatureSpec]) -> str:
+    """Runs in each worker. A failure there would end some of them."""
+    try:
+        positions, _ = worker.model_runner.get_model().get_mrope_input_positions(token_ids, features)
+    except Exception as error:  # noqa: BLE001 - whatever a model of vLLM raises
+        return reason_of(error)
+    return "" if positions.shape[-1] == len(token_ids) else "it has other positions than tokens"
 
 
 def _nothing() -> None:

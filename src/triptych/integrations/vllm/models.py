@@ -1,22 +1,21 @@
 """Models of vLLM that need a change to run without their vision encoder."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from vllm.model_executor.models.llava_next import LlavaNextForConditionalGeneration
-from vllm.model_executor.models.llava_onevision import LlavaOnevisionForConditionalGeneration
-from vllm.model_executor.models.qwen3_vl import Qwen3VLForConditionalGeneration
 from vllm.model_executor.models.registry import ModelRegistry
 
 
-class Qwen3VLWithoutVision(Qwen3VLForConditionalGeneration):
+class _WithDeepStack:
     """Takes DeepStack rows also where no vision encoder is loaded: vLLM 0.32 takes them only beside one."""
 
+    config: Any
+    visual_dim: int
     use_deepstack: bool
 
-    def __init__(self, *, vllm_config: Any, prefix: str = "model") -> None:
-        super().__init__(vllm_config=vllm_config, prefix=prefix)
+    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+        super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
         indexes = self.config.vision_config.deepstack_visual_indexes
         if self.use_deepstack or not indexes:
             return
@@ -43,16 +42,22 @@ class _WithoutNewline:
         return loaded
 
 
-class LlavaNextWithoutVision(_WithoutNewline, LlavaNextForConditionalGeneration):
-    """LLaVA-NeXT."""
+_CHANGES: Mapping[str, type] = {
+    "LlavaNextForConditionalGeneration": _WithoutNewline,
+    "LlavaOnevisionForConditionalGeneration": _WithoutNewline,
+    "Qwen3OmniMoeForConditionalGeneration": _WithDeepStack,
+    "Qwen3VLForConditionalGeneration": _WithDeepStack,
+    "Qwen3VLMoeForConditionalGeneration": _WithDeepStack,
+}
+"""Changes by architecture."""
 
 
-class LlavaOneVisionWithoutVision(_WithoutNewline, LlavaOnevisionForConditionalGeneration):
-    """LLaVA-OneVision."""
-
-
-def register_models() -> None:
-    """Let vLLM use these models in place of its own, in this process."""
-    ModelRegistry.register_model("LlavaNextForConditionalGeneration", LlavaNextWithoutVision)
-    ModelRegistry.register_model("LlavaOnevisionForConditionalGeneration", LlavaOneVisionWithoutVision)
-    ModelRegistry.register_model("Qwen3VLForConditionalGeneration", Qwen3VLWithoutVision)
+def register_changes(architectures: Iterable[str]) -> None:
+    """Let vLLM use the changed models in place of its own, in this process."""
+    for name in architectures:
+        change = _CHANGES.get(name)
+        if change is None:
+            continue
+        own = ModelRegistry.models[name].load_model_cls()
+        if not issubclass(own, change):
+            ModelRegistry.register_model(name, type(own.__name__, (change, own), {}))

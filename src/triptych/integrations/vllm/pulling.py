@@ -39,7 +39,8 @@ from triptych.errors import (
     Unavailable,
 )
 from triptych.integrations.vllm.connector import ItemConnector
-from triptych.integrations.vllm.families import ItemAdapter, pulled_adapter
+from triptych.integrations.vllm.families import check_pulled
+from triptych.integrations.vllm.features import ItemForm
 from triptych.integrations.vllm.items import HeldItems, Item, ItemsLost
 from triptych.integrations.vllm.options import PullOptions, parse
 from triptych.policy.queueing import by_deadline
@@ -81,8 +82,9 @@ class PullingConnector(ItemConnector):
         options = parse(vllm_config.ec_transfer_config.ec_connector_extra_config)
         model, dtype = vllm_config.model_config, domain_dtype(vllm_config.model_config.dtype)
         checkpoint = open_checkpoint(model_directory(Path(model.model)))
-        adapter = pulled_adapter(checkpoint.family, dtype)
-        self.items = PulledItems(options, ServedModel(checkpoint, dtype), adapter)
+        check_pulled(checkpoint.family)
+        form = ItemForm.of_model(checkpoint.family.hidden_size, dtype, model.hf_config)
+        self.items = PulledItems(options, ServedModel(checkpoint, dtype), form)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +142,7 @@ class PulledItems:
     them are gone; further fetches wait meanwhile. What no request needs any more is kept by the puller until room is needed.
     """
 
-    def __init__(self, options: PullOptions, model: ServedModel, adapter: ItemAdapter) -> None:
+    def __init__(self, options: PullOptions, model: ServedModel, form: ItemForm) -> None:
         """Raises ValueError or CannotStart for options that cannot work here."""
         self._timeout_s = options.timeout_s
         self._held = HeldItems()
@@ -154,7 +156,7 @@ class PulledItems:
         self._numbers = count()
         self._arrivals: deque[FetchResult] = deque()
         self._arrived = threading.Event()
-        self._puller = Puller(options, model, adapter, self._take)
+        self._puller = Puller(options, model, form, self._take)
         self._puller.start()
 
     def _take(self, arrival: FetchResult) -> None:
@@ -246,12 +248,12 @@ class Puller:
     """
 
     def __init__(
-        self, options: PullOptions, model: ServedModel, adapter: ItemAdapter, arrived: Callable[[FetchResult], None]
+        self, options: PullOptions, model: ServedModel, form: ItemForm, arrived: Callable[[FetchResult], None]
     ) -> None:
         """``arrived`` is called by the puller's thread, once for each fetch that was not cancelled."""
         self._options = options
         self._model = model
-        self._adapter = adapter
+        self._form = form
         self._arrived = arrived
         self._thread = threading.Thread(target=self._run, name="triptych-pulls", daemon=True)
         self._opened: Future[asyncio.AbstractEventLoop] = Future()
@@ -410,13 +412,13 @@ class Puller:
             raise InvalidRequest(
                 f"item {identifier} has {ticket.tokens} rows, the prompt has {rows} placeholders for it"
             )
-        if not self._adapter.accepts(rows, ticket.tensors):
+        if not self._form.accepts(rows, ticket.tensors):
             raise InvalidRequest(f"item {identifier} is not of the form that the model takes")
 
     def _copies(self, identifiers: Sequence[str], inputs: Sequence[EmbeddingInput]) -> tuple[Item, ...]:
         """Blocks. Raises EngineFailure for values that are not finite."""
         return tuple(
-            Item(identifier, self._adapter.embedding(embedding_tensors(given, self._adapter.accepts, _HOST)))
+            Item(identifier, self._form.embedding(embedding_tensors(given, self._form.accepts, _HOST)))
             for identifier, given in zip(identifiers, inputs, strict=True)
         )
 

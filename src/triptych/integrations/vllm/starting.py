@@ -23,7 +23,7 @@ from triptych.engine.checkpoint import Checkpoint
 from triptych.engine.compute import ComputeOptions
 from triptych.engine.part_identity import part_identity
 from triptych.integrations.vllm.arguments import cost_options, engine_args
-from triptych.integrations.vllm.models import register_models
+from triptych.integrations.vllm.models import register_changes
 from triptych.integrations.vllm.release import SUPPORTED
 from triptych.integrations.vllm.statistics import SchedulerTotals
 from triptych.runtime.process import CannotStart
@@ -64,7 +64,7 @@ def start(
     for name, value in _environment(compute).items():
         os.environ.setdefault(name, value)  # noqa: TID251 - vLLM has no other settings for all of its processes
     parsed = engine_args(arguments, checkpoint, model_id=model_id, compute=compute, transfers_kv=transfers_kv)
-    register_models()
+    register_changes([checkpoint.architecture])
     # vLLM imports it in the first step with a response format, which would wait for seconds.
     importlib.import_module("xgrammar")
     totals = SchedulerTotals(None)
