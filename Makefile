@@ -72,7 +72,10 @@ test-models: $(STAMP)  ## Test tiny models of every type that the generic family
 	$(BIN)/python -m tests.models.table build/models.json --check
 
 test-vllm:  ## Test with vLLM as the engine, on a CPU, in an environment of its own (see vllm-environment)
-	$$(scripts/vllm_environment.sh) -m pytest $(VLLM_TESTS) $(PYTEST_ARGS)
+	rm -f build/vllm-families.json
+	TRIPTYCH_TEST_VLLM_FAMILIES=$(CURDIR)/build/vllm-families.json \
+		$$(scripts/vllm_environment.sh) -m pytest $(VLLM_TESTS) $(PYTEST_ARGS)
+	[ -n "$(PYTEST_ARGS)" ] || $$(scripts/vllm_environment.sh) -m tests.vllm.table build/vllm-families.json
 
 test-vllm-quick:  ## The part of it that continuous integration runs: the demo model
 	$$(scripts/vllm_environment.sh) -m pytest -m "not extended" $(VLLM_TESTS) $(PYTEST_ARGS)

@@ -5,7 +5,7 @@ with ``--check`` it compares them.
 import argparse
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,17 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
         for name, known in types.items()
     ]
     releases = ", ".join(sorted({known["transformers"] for known in types.values()}))
-    lines = [f"{len(types)} types, with `transformers` {releases}:", ""]
-    lines += ["| " + " | ".join(row) + " |" for row in (HEADS, ("---",) * len(HEADS), *rows)]
-    return "\n".join(lines)
+    return f"{len(types)} types, with `transformers` {releases}:\n\n{markdown(HEADS, rows)}"
+
+
+def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join("| " + " | ".join(row) + " |" for row in (heads, ("---",) * len(heads), *rows))
+
+
+def with_table(page: str, begin: str, table: str) -> str:
+    """The page with another table between the comments ``begin`` and ``END``."""
+    before, _, rest = page.partition(begin)
+    return f"{before}{begin}\n\n{table}\n\n{END}{rest.partition(END)[2]}"
 
 
 def main() -> int:
@@ -47,9 +55,7 @@ def main() -> int:
     if not any(known.get("torchvision") for known in results.values()):
         sys.stderr.write("NOT COMPARED: the table of models, without those that need torchvision\n")
         return 0
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    after = rest.partition(END)[2]
-    page = f"{before}{BEGIN}\n\n{table(results)}\n\n{END}{after}"
+    page = with_table(PAGE.read_text(), BEGIN, table(results))
     if not chosen.check:
         PAGE.write_text(page)
     elif PAGE.read_text() != page:

@@ -239,7 +239,7 @@ DOTS = Processing(
         "image_end_token": "<|endofimg|>",
     },
     video_cls="Qwen3VLVideoProcessor",
-    audio=partial(transformers.Dots3NoteFeatureExtractor, feature_size=16),
+    audio=lambda: transformers.Dots3NoteFeatureExtractor(feature_size=16),  # not in every release
     clip="<|audio_comp_pad|>",
 )
 GLM4V = Processing(

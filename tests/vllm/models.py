@@ -2,6 +2,8 @@
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -9,7 +11,15 @@ from safetensors.torch import load_file, save_file
 
 from tests.e2e.reference import DIGITS
 from tests.integration.families.clips import RATE_HZ, random_clip
-from tests.integration.families.harness import Item, Question, TinyFamily, random_image, tokenizer, transformers
+from tests.integration.families.harness import (
+    Item,
+    Question,
+    TinyFamily,
+    random_image,
+    tokenizer,
+    transformers,
+    without_video,
+)
 from tests.integration.families.tiny_gemma3 import NAMES as GEMMA3_NAMES
 from tests.integration.families.tiny_gemma3 import TinyGemma3
 from tests.integration.families.tiny_idefics3 import TinyIdefics3
@@ -19,6 +29,9 @@ from tests.integration.families.tiny_llava_onevision import TinyLlavaOneVision
 from tests.integration.families.tiny_qwen2_audio import TinyQwen2Audio
 from tests.integration.families.tiny_qwen_vl import TinyQwen2VL, TinyQwen3VL, TinyQwen25VL, TinyQwenVL
 from tests.integration.families.tiny_smolvlm import TinySmolVlm
+from tests.models.conftest import ZOO
+from tests.models.zoo_grids import Grids
+from tests.unit.families.video_processors import video_processor
 from triptych.demo import MODEL_DIR
 from triptych.media.sniff import MediaLimits, inspect_media
 from triptych.testing import clips
@@ -26,6 +39,8 @@ from triptych.testing import clips
 Kind = tuple[int, ...]
 """The image in each place of a question; the same number is the same image."""
 KINDS: Mapping[str, Kind] = {"text": (), "one": (0,), "two": (0, 1), "mixed": (0, 1, 2, 1), "twice": (0, 0)}
+VIDEO_KINDS: Mapping[str, Kind] = {"video": (3,), "image and videos": (0, 3, 4, 3)}
+"""The same with videos, of models that take them."""
 _LETTERS = "abcdefgh .:"
 
 
@@ -59,16 +74,25 @@ class Demo:
 class Tiny:
     """A tiny random model. Items of one place in ``KINDS`` have one size for all seeds.
 
-    If ``alone_only``, vLLM prepares an item as transformers does only if its request has no other.
+    ``vllm_prepares``: most items of a request that vLLM prepares as transformers does; -1 if vLLM by itself is not asked.
     """
 
     def __init__(
-        self, family: TinyFamily, items: Callable[[random.Random], Sequence[Item]], *, alone_only: bool = False
+        self,
+        family: TinyFamily,
+        items: Callable[[random.Random], Sequence[Item]],
+        *,
+        vllm_prepares: int = 99,
     ) -> None:
         self.name = family.name
         self.family = family
-        self.alone_only = alone_only
+        self.vllm_prepares = vllm_prepares
         self._items = items
+
+    @property
+    def kinds(self) -> Mapping[str, Kind]:
+        """The questions that it takes."""
+        return {**KINDS, **VIDEO_KINDS} if isinstance(self.family, TinyQwenVL) else KINDS
 
     def make(self, directory: Path) -> Path:
         self.family.make(directory)
@@ -123,7 +147,11 @@ class _QwenVL(TinyQwenVL):
         return cls(images.image_processor, images.tokenizer, videos, chat_template=self.template)
 
     def load_processor(self, directory: Path) -> Any:
-        return TinyFamily.load_processor(self, directory)
+        """On Pillow, as Triptych's encoders."""
+        cls = without_video(getattr(transformers, f"{self._prefix}Processor"))
+        processor = cls.from_pretrained(directory, backend="pil")
+        processor.video_processor = video_processor(self.video_processor_type, **self.videos)
+        return processor
 
     def _rope(self) -> dict[str, Any]:
         return {**super()._rope(), "mrope_section": [6, 5, 5]}
@@ -237,19 +265,45 @@ class _Qwen2Audio(_Published, TinyQwen2Audio):
 _IMAGES = images((90, 40), (64, 64), (31, 70))
 _SOUNDS = sounds(0.9, 0.6, 0.3)
 
+
+def _images_and_videos(rng: random.Random) -> Sequence[Item]:
+    return [*_IMAGES(rng), _wide_video(rng), _wide_video(rng)]
+
+
+def _wide_video(rng: random.Random) -> Item:
+    """A clip whose times are below its width in tokens: after others vLLM and transformers count positions differently."""
+    return item(clips.video(224, 28, frames=rng.randrange(8, 24), frames_per_s=8, seed=rng.randrange(1000)))
+
+
+def _of_zoo(name: str) -> Tiny:
+    """A model of ``tests.models``, with heads of 32. vLLM by itself is not asked."""
+    made: Any = copy(ZOO[name])
+    if isinstance(made, Grids):
+        made._text = {**made._text, "head_dim": 32}
+        videos = {"size": {"shortest_edge": 784, "longest_edge": 6272}, **made.processing.videos}
+        made.processing = replace(made.processing, videos=videos)
+    else:
+        made.text = {"head_dim": 32}
+    return Tiny(made, _IMAGES, vllm_prepares=-1)
+
+
 TINIES: Mapping[str, Tiny] = {
     model.name: model
     for model in (
-        Tiny(_Qwen2VL("qwen2_vl", seed=2), _IMAGES),
-        Tiny(_Qwen25VL("qwen2_5_vl", seed=2), _IMAGES),
-        Tiny(_Qwen3VL("qwen3_vl"), _IMAGES),
+        Tiny(_Qwen2VL("qwen2_vl", seed=2), _images_and_videos),
+        Tiny(_Qwen25VL("qwen2_5_vl", seed=2), _images_and_videos),
+        Tiny(_Qwen3VL("qwen3_vl"), _images_and_videos),
         Tiny(_Gemma3(), _IMAGES),
         Tiny(_InternVl(), _IMAGES),
-        Tiny(_LlavaOneVision(), _IMAGES, alone_only=True),
+        Tiny(_LlavaOneVision(), _IMAGES, vllm_prepares=1),
         Tiny(_LlavaNext(), _IMAGES),
         Tiny(_Qwen2Audio(), _SOUNDS),
         Tiny(_Idefics3(), _IMAGES),
         Tiny(_SmolVlm(), _IMAGES),
+        _of_zoo("aria"),
+        _of_zoo("exaone4_5"),
+        _of_zoo("glm4v"),
+        _of_zoo("mistral3"),
     )
 }
 NARROW_HEADS = Tiny(_NarrowHeads("qwen2_vl", seed=2), _IMAGES)
