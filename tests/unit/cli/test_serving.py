@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-import triptych.integrations.vllm
+import triptych
 from tests.command_line import invoke
 from triptych.cli import cluster, gpus, serving
 from triptych.cli.gpus import FoundGpus, Gpu, find_gpus, read_answer
@@ -238,6 +238,9 @@ def test_up_takes_auto_as_well_and_has_other_defaults(machine: Machine) -> None:
     assert (machine.flags("text", "device"), machine.flags("text", "dtype")) == (None, None)
 
 
-def test_the_families_that_vllm_serves_are_those_with_adapters() -> None:
-    source = (Path(triptych.integrations.vllm.__file__).with_name("families.py")).read_text()
-    assert set(re.findall(r'^    "(\w+)": Adapters\(', source, re.MULTILINE)) == MODEL_TYPES
+def test_auto_gives_vllm_the_types_whose_answers_are_tested() -> None:
+    page = (Path(triptych.__file__).parents[2] / "docs" / "vllm.md").read_text()
+    table = page.partition("tests/vllm/table.py")[2].partition("End of the table")[0]
+    tested = set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE))
+    assert tested
+    assert tested <= MODEL_TYPES

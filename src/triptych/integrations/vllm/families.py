@@ -13,6 +13,7 @@ from triptych.families.model_files import BadModel
 from triptych.integrations.vllm.release import SUPPORTED
 
 _REFUSED: Mapping[str, str] = {
+    "cohere2_vision": "its answers differed from those of transformers",
     "granite4_vision": "vLLM packs the rows of its layers otherwise, which is not tested",
     "granite_speech": "its LoRA adapter would not be applied",
     "molmo2": "its rows are added to embeddings, which is not tested",

@@ -7,11 +7,11 @@ from triptych.runtime.process import CannotStart
 SUPPORTED = "0.32.0"
 MODEL_TYPES = frozenset(
     {
-        *("gemma3", "idefics3", "internvl", "llava", "llava_next", "llava_onevision"),
-        *("qwen2_5_vl", "qwen2_audio", "qwen2_vl", "qwen3_vl", "smolvlm"),
+        *("aria", "exaone4_5", "gemma3", "glm4v", "idefics3", "internvl", "llava", "llava_next", "llava_onevision"),
+        *("mistral3", "qwen2_5_vl", "qwen2_audio", "qwen2_vl", "qwen3_vl", "smolvlm"),
     }
 )
-"""Those of the adapters in ``families``, which cannot be imported without vLLM."""
+"""Model types whose answers are tested (docs/vllm.md): ``--engine auto`` gives no others to vLLM."""
 
 
 def check_release() -> None:
