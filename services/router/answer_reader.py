@@ -37,6 +37,8 @@ class Reasoning:
     """The token of the closing mark; None if it is no single token."""
     hidden: re.Pattern[str] | None = None
     """Special tokens that the text shows only because the marks are special too; None for none."""
+    hidden_ids: frozenset[int] = frozenset()
+    """Their ids: what is only spelled like them stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +114,8 @@ class _Choice:
         self._thoughts: ReasoningReader | None = None
         if reasoning is not None:
             self._thoughts = ReasoningReader(reasoning.syntax, reasoning.prompt_tail)
-            self._closing_id, self._hidden = reasoning.closing_id, reasoning.hidden
+            self._closing_id = reasoning.closing_id
+            self._hidden, self._hidden_ids = reasoning.hidden, reasoning.hidden_ids
         self.calls_made = 0
         self.reasoning_tokens = 0
         self._open_tokens = 0
@@ -122,7 +125,7 @@ class _Choice:
         thoughts = self._thoughts
         if thoughts is None:
             return self._called([text])
-        if self._hidden is not None:
+        if self._hidden is not None and not self._hidden_ids.isdisjoint(token_ids):
             text = self._hidden.sub("", text)
         was_thinking, pieces = thoughts.thinking, thoughts.feed(text)
         if was_thinking or thoughts.thinking or any(isinstance(piece, Thought) for piece in pieces):

@@ -137,12 +137,14 @@ class ModelPrepare:
 
     def _with_marks(self, syntax: ReasoningSyntax) -> Reasoning:
         tokenizer = self.builder.tokenizer
-        special = {tokenizer.id_to_token(token_id) or "" for token_id in tokenizer.special_ids - tokenizer.eos_ids}
+        special = {token_id: tokenizer.id_to_token(token_id) for token_id in tokenizer.special_ids - tokenizer.eos_ids}
         closing_id = tokenizer.token_to_id(syntax.closing)
-        if special.isdisjoint(syntax.marks):
+        if set(syntax.marks).isdisjoint(special.values()):
             return Reasoning(syntax, "", closing_id)
-        others = sorted(special - {"", *syntax.marks}, key=len, reverse=True)
-        return Reasoning(syntax, "", closing_id, re.compile("|".join(map(re.escape, others)) or "(?!)"))
+        others = {token_id: token for token_id, token in special.items() if token and token not in syntax.marks}
+        longest_first = sorted(others.values(), key=len, reverse=True)
+        hidden = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        return Reasoning(syntax, "", closing_id, hidden, frozenset(others))
 
     @property
     def counts_at_once(self) -> bool:

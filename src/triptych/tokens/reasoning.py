@@ -16,6 +16,8 @@ from triptych.tokens.tool_calls import possible_prefix
 MAX_TAIL_CHARS = 64
 """Characters at the end of a prompt that decide whether it opens a block."""
 _MAX_HEADER_CHARS = 256
+_MAX_GAP_CHARS = 256
+"""White space that may stand before a mark. More is text: what is held must be bounded."""
 _CHANNEL, _MESSAGE, _END, _START = "<|channel|>", "<|message|>", "<|end|>", "<|start|>"
 _ENDS = (_END, "<|call|>", "<|return|>", _START)
 _END_OF_MESSAGE = re.compile("|".join(map(re.escape, _ENDS)))
@@ -121,6 +123,9 @@ class ReasoningReader:
         """Process one element at the start of the held text. Returns whether to go on."""
         if self.thinking is None:
             rest, opening = self._held.lstrip(), self._syntax.opening
+            if len(self._held) - len(rest) > _MAX_GAP_CHARS:
+                self.thinking = False
+                return True
             if opening.startswith(rest):
                 self.thinking = True if rest == opening else None
                 return self.thinking is not None
@@ -149,7 +154,8 @@ class ReasoningReader:
         closing = self._syntax.closing
         at = self._held.find(closing)
         end = len(self._held) - possible_prefix(self._held, closing) if at < 0 else at
-        if text := self._held[:end].rstrip():
+        text = self._held[:end]
+        if text := text[: max(len(text.rstrip()), len(text) - _MAX_GAP_CHARS)]:
             out.append(Thought(text))
         if at < 0:
             self._held = self._held[len(text) :]
@@ -158,16 +164,20 @@ class ReasoningReader:
         return True
 
     def _channel_step(self, out: list[str | Thought]) -> bool:
-        return self._in_channel(out) if self._in_message else self._in_header()
+        return self._in_channel(out) if self._in_message else self._in_header(out)
 
-    def _in_header(self) -> bool:
+    def _in_header(self, out: list[str | Thought]) -> bool:
         begin = self._held.lstrip()
-        if not begin:
+        if not begin and len(self._held) <= _MAX_HEADER_CHARS:
             return False
         at = self._held.find(_MESSAGE)
         is_header = any(begin.startswith(mark) or mark.startswith(begin) for mark in (_CHANNEL, _START))
-        if not is_header or (at < 0 and len(self._held) > _MAX_HEADER_CHARS):
+        if not is_header or (at if at >= 0 else len(self._held)) > _MAX_HEADER_CHARS:
             self._in_message, self.thinking = True, False
+            if begin.startswith(_START):  # text now, which else would be taken for the end of the message
+                end = self._held.index(_START) + len(_START)
+                out.append(self._held[:end])
+                self._held, self._last = self._held[end:], str
             return True
         if at < 0:
             return False

@@ -44,6 +44,11 @@ ANSWERS = [
     ("gpt_oss", "", "plain <|end|>", "", "plain "),
     ("gpt_oss", "", "<|channel|>analysis<|message|>cut <|en", "cut <|en", ""),
     ("gpt_oss", "", "<|channel|>analysis<|mess", "", ""),
+    ("gpt_oss", "", "<|start|>" * 40, "", "<|start|>" * 12),
+    ("gpt_oss", "", "<|start|>" + "text " * 80, "", "<|start|>" + "text " * 80),
+    ("gpt_oss", "", " " * 300 + "x", "", " " * 300 + "x"),
+    ("think", "", " " * 300 + "<think>a</think>", "", " " * 300 + "<think>a</think>"),
+    ("think", "<think>", "a" + " " * 300 + "b</think>x", "a" + " " * 300 + "b", "x"),
 ]
 
 

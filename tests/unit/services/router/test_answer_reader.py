@@ -101,10 +101,11 @@ def test_reasoning_that_another_router_has_passed_on_is_not_sent_again_and_is_co
 
 
 def test_special_tokens_that_are_no_marks_are_left_out_of_the_text() -> None:
-    reasoning = Reasoning(SYNTAXES["mistral"], "", CLOSING, re.compile(re.escape("[CALL]")))
+    reasoning = Reasoning(SYNTAXES["mistral"], "", CLOSING, re.compile(re.escape("[CALL]")), frozenset({1}))
     answer = AnswerReader(Reading(None, reasoning), {0: ()}, str)
     assert answer.chunk(TokenChunk((1,), "[THINK]a[CALL]b[/THINK]c[CALL]")) == [
         TokenChunk((1,), ""),
         Reasoned("ab"),
         TokenChunk((), "c"),
     ]
+    assert answer.chunk(TokenChunk((2,), "spelled [CALL]")) == [TokenChunk((2,), "spelled [CALL]")]

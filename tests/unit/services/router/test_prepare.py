@@ -136,6 +136,8 @@ def test_marks_that_are_special_tokens_are_shown_and_other_special_tokens_are_no
     assert answer.reading.reasoning.closing_id == marked.token_to_id("[/THINK]")
     assert answer.reading.reasoning.hidden is not None
     assert answer.reading.reasoning.hidden.sub("", "[THINK]a[OTHER]") == "[THINK]a"
+    assert marked.token_to_id("[OTHER]") in answer.reading.reasoning.hidden_ids
+    assert marked.token_to_id("[THINK]") not in answer.reading.reasoning.hidden_ids
     asked = prepared(prepare, sampling=SamplingParams(special_tokens=True)).reading
     assert asked is not None
     assert asked.reasoning is not None
