@@ -52,7 +52,7 @@ from .openai_models import (
 )
 from .openai_parts import ApiAudioPart, ApiAudioUrlPart, ApiImagePart, ApiMediaPart, ApiTextPart, ApiVideoPart
 from .openai_tools import ApiFunction, ApiNamedTool, ApiToolChoice
-from .request_fields import On, is_ignored
+from .request_fields import MAX_NAMED, On, is_ignored
 
 MAX_PARTS = 4096
 """Limit over all messages of a request, so that their number is bounded too, not only their bytes."""
@@ -63,7 +63,9 @@ _JSON_WORDS = {"model_type": "must be an object", "list_type": "must be an array
 _REFUSED_WITH_REASON = ("missing", "part_type")
 
 _LEAST_MESSAGE = frozenset({"role", "content"})
-_MESSAGE = ApiAssistantMessage.model_fields.keys() | ApiToolMessage.model_fields.keys()
+_OF_ROLE = {"assistant": ApiAssistantMessage.model_fields.keys(), "tool": ApiToolMessage.model_fields.keys()}
+_CALL, _CALLED = frozenset({"id", "type", "function"}), frozenset({"name", "arguments"})
+_TOOL = frozenset({"type", "function"})
 _ITEM = frozenset({"url", "data"})
 _FUNCTION = frozenset(ApiFunction.model_fields)
 _NESTED = {"stream_options": frozenset(StreamOptions.model_fields), "structured_outputs": {"json", "json_object"}}
@@ -243,7 +245,12 @@ def _read_generation(
 ) -> tuple[GenerationT, tuple[str, ...]]:
     """The request, and its fields without effect."""
     document = _document(body)
-    return _validated(document, model), tuple(sorted(set(_ignored(document, model, route))))
+    request = _validated(document, model)
+    names: set[str] = set()
+    for name in _ignored(document, model, route):  # all of them, as any may be refused
+        if len(names) <= MAX_NAMED:
+            names.add(name)
+    return request, tuple(sorted(names))
 
 
 def _document(body: bytes | bytearray) -> dict[str, Any]:
@@ -270,23 +277,38 @@ def _validated(document: dict[str, Any], model: type[ModelT]) -> ModelT:
 def _ignored(document: dict[str, Any], model: type[Generation], route: On) -> Iterator[str]:
     """Fields of a valid document that have no effect. Raises InvalidRequest for those that are refused."""
     yield from _others(document, _SERVED[model], "", route)
-    for message in document.get("messages", ()):
+    if route is On.CHAT:
+        yield from _ignored_of_chat(document)
+    for name, served in _NESTED.items():
+        if given := document.get(name):
+            yield from _others(given, served, f"{name}.", route)
+    if wanted := document.get("response_format"):
+        schema = wanted.get("json_schema") if wanted["type"] == "json_schema" else None
+        yield from _others(wanted, {"type"} if schema is None else {"type", "json_schema"}, "response_format.", route)
+        yield from _others(schema or {}, _JSON_SCHEMA, "response_format.json_schema.", route)
+
+
+def _ignored_of_chat(document: dict[str, Any]) -> Iterator[str]:
+    """As ``_ignored``, within messages, tools and the choice of one."""
+    for message in document["messages"]:
         if message.keys() != _LEAST_MESSAGE:
-            yield from _others(message, _MESSAGE, "messages[].", route)
+            yield from _others(message, _OF_ROLE.get(message["role"], _LEAST_MESSAGE), "messages[].", On.CHAT)
+        for call in (message.get("tool_calls") or ()) if message["role"] == "assistant" else ():
+            yield from _others(call, _CALL, "messages[].tool_calls[].", On.CHAT)
+            yield from _others(call["function"], _CALLED, "messages[].tool_calls[].function.", On.CHAT)
         content = message.get("content")
         for part in content if isinstance(content, list) else ():
             kind = part["type"]
             if len(part) > len(("type", kind)):
-                yield from _others(part, {"type", kind}, "messages[].content[].", route)
+                yield from _others(part, {"type", kind}, "messages[].content[].", On.CHAT)
             if kind != "text" and len(part[kind]) > 1:
-                yield from _others(part[kind], _ITEM, f"messages[].content[].{kind}.", route)
+                yield from _others(part[kind], _ITEM, f"messages[].content[].{kind}.", On.CHAT)
     for tool in document.get("tools") or ():
-        yield from _others(tool["function"], _FUNCTION, "tools[].function.", route)
-    for name, served in _NESTED.items():
-        if given := document.get(name):
-            yield from _others(given, served, f"{name}.", route)
-    if (wanted := document.get("response_format")) and wanted.get("json_schema"):
-        yield from _others(wanted["json_schema"], _JSON_SCHEMA, "response_format.json_schema.", route)
+        yield from _others(tool, _TOOL, "tools[].", On.CHAT)
+        yield from _others(tool["function"], _FUNCTION, "tools[].function.", On.CHAT)
+    if isinstance(choice := document.get("tool_choice"), dict):
+        yield from _others(choice, _TOOL, "tool_choice.", On.CHAT)
+        yield from _others(choice["function"], {"name"}, "tool_choice.function.", On.CHAT)
 
 
 def _others(given: dict[str, Any], served: AbstractSet[str], path: str, route: On) -> Iterator[str]:

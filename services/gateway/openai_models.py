@@ -127,8 +127,19 @@ ApiResponseFormat = Annotated[
 ]
 
 
+def _text_or(other: str) -> Discriminator:
+    """Tells a string apart, so that errors name the field alone."""
+    return Discriminator(lambda value: "#text" if isinstance(value, str) else other)
+
+
+ApiSchema = Annotated[Annotated[str, Tag("#text")] | Annotated[dict[str, Any], Tag("#object")], _text_or("#object")]
+ReasoningEffort = Annotated[
+    Annotated[str, Field(max_length=32), Tag("#text")] | Annotated[float, Tag("#number")], _text_or("#number")
+]
+
+
 class ApiStructuredOutputs(Api):
-    json_schema: dict[str, Any] | str | None = Field(default=None, alias="json")
+    json_schema: ApiSchema | None = Field(default=None, alias="json")
     """The JSON Schema that the answer must match, also as text."""
     json_object: bool | None = None
 
@@ -217,7 +228,7 @@ class Generation(SamplingFields):
     response_format: ApiResponseFormat | None = None
     structured_outputs: ApiStructuredOutputs | None = None
     """As response_format, in vLLM's form."""
-    guided_json: dict[str, Any] | str | None = None
+    guided_json: ApiSchema | None = None
     """As structured_outputs.json."""
     service_tier: ServiceTier | None = None
     """A priority, if none is given: flex goes after others, priority before them if the key allows it."""
@@ -237,7 +248,7 @@ class ChatCompletionRequest(Generation):
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
     """Needs ``logprobs``."""
-    reasoning_effort: Annotated[str, Field(max_length=32)] | float | None = None
+    reasoning_effort: ReasoningEffort | None = None
     """A variable of the chat template, if it has one of this name."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables of the chat template."""

@@ -16,7 +16,8 @@ from triptych.errors import InvalidRequest
 from .openai_fields import shown
 
 HEADER = "x-triptych-ignored"
-_MAX_NAMED = 32
+MAX_NAMED = 32
+"""Fields that the header names."""
 _NAME = re.compile(r"[\w.\[\]-]{1,100}", re.ASCII)
 _NAMES = {"O": "OpenAI", "V": "vLLM", "S": "SGLang"}
 _UNNAMED = "..."
@@ -232,7 +233,7 @@ def is_ignored(name: str, value: object, route: On) -> bool:
 def header_of(names: Iterable[str]) -> str:
     """The value of the header: the names, which clients choose, within limits."""
     every = sorted(set(names))
-    good = [name for name in every if _NAME.fullmatch(name)][:_MAX_NAMED]
+    good = [name for name in every if _NAME.fullmatch(name)][:MAX_NAMED]
     return ", ".join([*good, *([_UNNAMED] if len(good) < len(every) else [])])
 
 

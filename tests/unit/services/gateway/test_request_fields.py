@@ -14,7 +14,7 @@ from triptych.domain.generation import FieldsIgnored, Reasoned, TokenChunk
 from triptych.domain.sampling import Grammar, ResponseFormat
 from triptych.services.gateway.keys import KeyEntry, key_digest
 from triptych.services.gateway.openai_models import ChatCompletionRequest, CompletionRequest, Generation
-from triptych.services.gateway.request_fields import HEADER, On, Use, rows_of
+from triptych.services.gateway.request_fields import HEADER, MAX_NAMED, On, Use, rows_of
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 ASK: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
@@ -90,6 +90,45 @@ async def test_the_header_names_fields_of_every_depth_and_those_that_nobody_defi
         "tools[].function.strict",
         "...",
     ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        ({"response_format": {"type": "text", "json_schema": "x"}}, "response_format.json_schema"),
+        (
+            {"response_format": {"type": "json_object", "schema": {}, "json_schema": []}},
+            "response_format.json_schema, response_format.schema",
+        ),
+        ({"tools": [{"type": "function", "function": {"name": "f"}, "cache_control": {}}]}, "tools[].cache_control"),
+        (
+            {
+                "tools": [{"type": "function", "function": {"name": "f"}}],
+                "tool_choice": {"type": "function", "function": {"name": "f", "x": 1}, "y": 1},
+            },
+            "tool_choice.function.x, tool_choice.y",
+        ),
+        ({"messages": [{"role": "user", "content": "a", "tool_call_id": "1"}]}, "messages[].tool_call_id"),
+    ],
+)
+async def test_fields_of_another_kind_or_role_are_named(rest: Rest, fields: dict[str, Any], names: str) -> None:
+    async with rest(FakeRouter(HELLO)) as client:
+        answer = await client.post(CHAT, json={**ASK, **fields})
+    assert (answer.status_code, answer.headers.get(HEADER)) == (200, names)
+
+
+async def test_completions_do_not_look_into_fields_of_chats(rest: Rest) -> None:
+    path, body = BODIES[On.COMPLETIONS]
+    async with rest(FakeRouter(HELLO)) as client:
+        answer = await client.post(path, json={**body, "messages": 1, "tools": [1], "tool_choice": {}})
+    assert (answer.status_code, answer.headers[HEADER]) == (200, "messages, tool_choice, tools")
+
+
+async def test_the_names_in_the_header_are_bounded(rest: Rest) -> None:
+    async with rest(FakeRouter(HELLO)) as client:
+        answer = await client.post(CHAT, json={**ASK, **{f"new{number}": 1 for number in range(100)}})
+    named = answer.headers[HEADER].split(", ")
+    assert (len(named), named[-1]) == (MAX_NAMED + 1, "...")
 
 
 async def test_a_request_without_such_fields_has_no_header(rest: Rest) -> None:
