@@ -95,7 +95,8 @@ class Grammars:
             return grammar.fork()
 
     def _compile(self, response_format: ResponseFormat) -> TokenMatcher:
-        param = "tools" if response_format.grammar is Grammar.LARK else "response_format"
+        calls = response_format.grammar is Grammar.LARK and "\ncall: " in response_format.schema
+        param = "tools" if calls else "response_format"
         if self._tokenizer is None:
             raise InvalidRequest(f"this model's tokenizer does not support a {_WHAT[param]}", param=param)
         try:

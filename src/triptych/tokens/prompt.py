@@ -1,5 +1,6 @@
 """Builds the prompt's token ids from a conversation and its items."""
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from triptych.families.model_files import BadModel, ModelFiles
 from triptych.families.registry import load_family
 from triptych.tokens.processor_process import ProcessorProcess
 from triptych.tokens.reasoning import MAX_TAIL_CHARS
-from triptych.tokens.template import ChatTemplate, local_time
+from triptych.tokens.template import ChatTemplate, local_time, read_kwargs
 from triptych.tokens.tokenizer import Tokenizer
 
 MAX_CHARS_PER_TOKEN = 32
@@ -199,6 +200,11 @@ class PromptBuilder:
 
         A template may join a message's texts, so they are searched together.
         """
+        written = json.dumps(read_kwargs(kwargs), ensure_ascii=False) if kwargs else ""
+        for reserved in self._reserved:
+            if reserved in written:
+                param = "chat_template_kwargs"
+                raise InvalidRequest(f"{param}: {reserved!r} is a placeholder for an item", param=param)
         for message in messages:
             text = message.reasoning
             for part in message.parts:
@@ -207,7 +213,7 @@ class PromptBuilder:
             for call in message.tool_calls:
                 text += call.name + call.arguments
             for reserved in self._reserved:
-                if count := text.count(reserved) + kwargs.count(reserved):
+                if count := text.count(reserved):
                     raise self._placeholder_in_text(reserved, count)
 
     def _placeholder_in_text(self, placeholder: str, count: int) -> InvalidRequest:

@@ -24,7 +24,10 @@ from triptych.tokens.tool_calls import find_syntax
 
 _PROBE_CHARS = 1_000_000
 _OWN_VARIABLES = frozenset(
-    {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize"}
+    {
+        *("messages", "tools", "documents", "add_generation_prompt", "continue_final_message"),
+        *("chat_template", "tokenize", "self"),
+    }
 )
 """Variables that requests set by fields of their own, or not at all."""
 
