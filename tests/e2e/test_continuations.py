@@ -26,7 +26,7 @@ BODY = QUESTION.body(
 
 @dataclass
 class Streamed:
-    """By choice the text, the tokens with their log-probabilities, and the reason; then the usage."""
+    """By choice the text, the tokens with their log-probabilities, and the reason; then the usage, but for what the instances had cached."""
 
     texts: dict[int, str] = field(default_factory=dict)
     tokens: dict[int, list[tuple[str, float]]] = field(default_factory=dict)
@@ -35,7 +35,9 @@ class Streamed:
 
     def take(self, chunk: dict[str, Any]) -> None:
         assert "error" not in chunk, chunk
-        self.usage = chunk.get("usage") or self.usage
+        if usage := chunk.get("usage"):
+            usage["prompt_tokens_details"].pop("cached_tokens")
+            self.usage = usage
         for choice in chunk["choices"]:
             index = choice["index"]
             self.texts[index] = self.texts.get(index, "") + (choice["delta"].get("content") or "")
