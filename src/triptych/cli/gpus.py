@@ -70,7 +70,7 @@ def read_answer(answer: Mapping[str, Any], visible: str | None, *, amd: bool) ->
     gpus = tuple(
         Gpu(device.strip(), name, nbytes) for device, (name, nbytes) in zip(names, answer["gpus"], strict=False)
     )
-    if gpus or visible == "":
+    if gpus or visible in ("", "-1"):
         return FoundGpus(gpus)
     if answer["builds"]:
         tool = "rocminfo" if amd else "nvidia-smi"

@@ -11,7 +11,7 @@ from pathlib import Path
 from triptych.cli.gpus import FoundGpus, Gpu
 from triptych.cli.model import Model
 from triptych.cli.outcome import CliError
-from triptych.cli.placement import placed
+from triptych.cli.placement import placed, placed_kinds
 from triptych.cli.service_options import Flags, loaded
 from triptych.domain.embedding import DType
 from triptych.domain.stage import Role, Stage
@@ -137,7 +137,11 @@ def _engine(
     if _last(given["text"], "vllm_args") is not None:
         return "vllm", "it has --vllm-args"
     types = {_files(model).model_type for model in models}
-    own = [option.name for option in fields(EngineOptions) if _last(given["text"], option.name) not in (None, "auto")]
+    written = {
+        flag.removeprefix("--").removeprefix("no-").partition("=")[0].replace("-", "_") for flag in given["text"]
+    }
+    refused = (*(option.name for option in fields(EngineOptions)), "lora", "lora_root", "delay_profile", "resident")
+    own = [name for name in refused if name != "engine" and name in written]
     reasons = (
         (not on_gpu and degree == 1, "there is no GPU"),
         (release is None, "vLLM is not installed"),
@@ -174,16 +178,19 @@ def served(
         flags |= {service: _with(flags[service], "device", "auto") for service in _INSTANCES}
     tiers = tiers or "@" in (roles or "")
     sizes = None if roles is None or tiers else placed(roles)
-    encodes = sizes is not None and any(role is not Role.E and role.serves(Stage.ENCODE) for role in sizes)
+    kinds = () if roles is None else placed_kinds(roles)
+    encodes = any(kind.role is not Role.E and kind.role.serves(Stage.ENCODE) for kind in kinds)
     degree = names.tensor_parallel_size
     now = settled(flags, [model], find, release, encodes=encodes, degree=degree)
     if wants_gpu and not now.gpus:
         raise CliError("--device cuda: no GPU was found", caller=True)
     _refuse_foreign(names, now)
     flags = dict(now.flags)
-    flags["gateway"] = (*flags["gateway"], *_front(names, folder))
+    flags["gateway"] = (*flags["gateway"], *_front(names, folder, flags["gateway"]))
     loaded("gateway", flags["gateway"])
     weights = checkpoint.weights_nbytes(DTYPES.get(now.dtype, DType.F32))
+    if now.gpus and tiers and not now.is_vllm:
+        _refuse_utilization(names, "--tier and --preset place instances")
     if not now.gpus or tiers:
         on_cpu = not now.gpus and _last(flags["encoder"], "device") in (None, "cpu")
         if on_cpu and (free := available_nbytes()) is not None:
@@ -192,6 +199,8 @@ def served(
             flags["text"] = _for_vllm(flags["text"], names, None)
         return Served(flags, roles, (), f"{model.model_id}: {now.said}")
     chosen, placement, shared = place(now.gpus, degree, sizes, vllm=now.is_vllm)
+    if shared and not now.is_vllm:
+        _refuse_utilization(names, "processes share the GPU")
     weights //= degree
     smallest = min(now.gpus, key=lambda gpu: gpu.memory_nbytes)
     usable = int((names.gpu_memory_utilization or _UTILIZATION) * smallest.memory_nbytes)
@@ -260,6 +269,12 @@ def _refuse_foreign(names: VllmNames, now: Settled) -> None:
         raise CliError(text, caller=True)
 
 
+def _refuse_utilization(names: VllmNames, why: str) -> None:
+    """Raises CliError."""
+    if names.gpu_memory_utilization is not None:
+        raise CliError(f"--gpu-memory-utilization: {why}, so --kv-cache-bytes sets their memory", caller=True)
+
+
 def _for_vllm(flags: Sequence[str], names: VllmNames, utilization: float | None) -> tuple[str, ...]:
     """Flags of text instances with vLLM. ``utilization`` is the share of memory by default."""
     given = _last(flags, "vllm_args") or ""
@@ -274,10 +289,14 @@ def _for_vllm(flags: Sequence[str], names: VllmNames, utilization: float | None)
     return (*flags, f"--tensor-parallel={names.tensor_parallel_size}") if names.tensor_parallel_size > 1 else flags
 
 
-def _front(names: VllmNames, folder: Path) -> tuple[str, ...]:
-    """Flags of the gateway. Raises CliError."""
+def _front(names: VllmNames, folder: Path, given: Sequence[str]) -> tuple[str, ...]:
+    """Flags of the gateway beside those given. Raises CliError."""
     flags: tuple[str, ...] = ()
     if names.api_key is not None:
+        if not names.api_key or names.api_key != names.api_key.strip():
+            raise CliError("--api-key: the key is empty, or has spaces around it", caller=True)
+        if _last(given, "keys") is not None:
+            raise CliError("--api-key and --keys: leave one out, a file of keys has several", caller=True)
         keys = folder / "keys.toml"
         keys.touch(mode=0o600)
         keys.write_text(f'[keys.serve]\nsha256 = "{key_digest(names.api_key).hex()}"\n')

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from triptych.cli.options import DEFAULT_PORT, DEFAULT_ROUTER_PORT, failures, taking
+from triptych.cli.outcome import CliError
 from triptych.cli.placement import DEFAULT_ROLES, fair_threads, placed_kinds
 from triptych.cli.presets import PRESETS, Preset, PresetName
 from triptych.domain.stage import INSTANCE_NAMES, Role, Stage
@@ -286,12 +287,14 @@ def serve(
             named,
             parse(ctx.args, _names(ctx)),
             names,
-            roles=options.roles,
+            roles=options.roles if options.preset is None else _roles(options)[0],
             tiers=bool(options.tier or options.preset),
             find=gpus.find_gpus,
             release=serving.installed_vllm(),
             folder=Path(folder),
         )
+        if chosen.tiers and options.switch_roles:
+            raise CliError("--switch-roles: on several GPUs instances keep their roles", caller=True)
         plain_console().print(chosen.said, soft_wrap=True)
         placed = replace(options, roles=chosen.roles, tier=[*(options.tier or ()), *chosen.tiers])
         code = _run([named], chosen.flags, placed, Path(folder), bundled=model == "demo")
