@@ -317,7 +317,7 @@ def over_seeds(each: Sequence[Mapping[str, Any]]) -> Mapping[str, Sequence[float
     }
     found = {name: (round(fmean(values), 3), min(values), max(values)) for name, values in figures.items() if values}
     for name, (mean, least, most) in found.items():
-        print(f"{name}: {mean:.3f} ({least:.3f} to {most:.3f}) over {len(each)} seeds")
+        print(f"{name}: {mean:.3f} ({least:.3f} to {most:.3f}) over {len(figures[name])} seeds")
     return found
 
 

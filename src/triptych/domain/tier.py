@@ -69,7 +69,7 @@ class Tier:
 def tier_name(device: str, degree: int = 1) -> str:
     """A tier for a kind of device: ``h100``, or ``2xh100`` where an instance has two."""
     text = device.lower() if degree == 1 else f"{degree}x{device.lower()}"
-    return _NO_NAME.sub("-", text).strip("-.")[:MAX_TIER] or "devices"
+    return _NO_NAME.sub("-", text).strip("-.")[:MAX_TIER].rstrip("-.") or "devices"
 
 
 def is_tier_name(name: str) -> bool:

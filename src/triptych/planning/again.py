@@ -55,7 +55,7 @@ class Search:
         self._conditions = conditions
         self._objectives: Objectives = plan.objectives
         self._attainment = plan.attainment
-        self._deployed = plan.candidates[0].placement
+        self._deployed = plan.candidates[0].placement.plain
         self._budget = self._bounded(plan)
         self._observed = ObservedMix.of(question.mix, factory.family, factory.info)
         self._plans: dict[tuple[float, int], Plan] = {}

@@ -9,8 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from math import ceil, inf
 
-from triptych.domain.pool_sizes import planned_most
-from triptych.domain.stage import Stage
+from triptych.domain.stage import Role, Stage
 from triptych.sim.limits import NotSimulated
 from triptych.sim.outcome import Outcome
 from triptych.sim.runs import CannotSimulate, Job, counted, side_by_side
@@ -82,10 +81,27 @@ def _cannot_lend(contender: Contender, question: Question) -> str:
 
 
 def _scaled(placement: Placement, question: Question) -> Placement:
-    """Pools have from half of their size to what the budget's devices allow, as ``plan apply --autoscale`` lets them."""
-    most = planned_most(placement.roles, placement.devices, placement.degrees, question.devices)
+    """Pools have from half of their size to what the budget's devices allow, divided among them: in a simulation they cannot share devices."""
+    most = _shared_out(placement, question)
     sizes = ",".join(f"{role.value}={ceil(count / 2)}-{most[role]}" for role, count in placement.roles.items())
     return replace(placement, autoscale=True, settings={**placement.settings, "pool-sizes": sizes})
+
+
+def _shared_out(placement: Placement, question: Question) -> dict[Role, int]:
+    """The largest sizes of pools: in all no more than the budget's devices, or twice those planned where it has no number of a kind."""
+    most, used = dict(placement.roles), placement.device_counts
+    bounded = {role for role in most if question.devices[placement.devices[role]] is not None}
+    most |= {role: 2 * count for role, count in most.items() if role not in bounded}
+    growing = [role for role in most if role in bounded]
+    while growing:
+        for role in list(growing):
+            device, degree = placement.devices[role], placement.degrees[role]
+            if used[device] + degree > (question.devices[device] or 0):
+                growing.remove(role)
+            else:
+                used[device] += degree
+                most[role] += 1
+    return most
 
 
 def _lending(placement: Placement, question: Question) -> Placement:
@@ -132,7 +148,8 @@ def try_modes(findings: Findings, factory: Factory, note: Note = lambda _: None)
         deployments |= {id(each): factory.deployment(each.placement) for each in halving.finalists}
         try:
             _Trial(findings, halving.finalists, variants, deployments).carry_out(note)
-            halving.contenders += variants
+            most = inf if question.usd_per_hour is None else question.usd_per_hour
+            halving.contenders += [variant for variant in variants if (variant.usd_per_hour or 0.0) <= most]
         except KeyboardInterrupt:
             findings.interrupted = True
         except (CannotSimulate, NotSimulated) as error:

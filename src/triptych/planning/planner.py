@@ -190,7 +190,7 @@ def with_mixed(found: Shortlist, there_are: Offers, bounds: Bounds, wanted: Want
         scored
         for scored in further.chosen
         if (scored.goodput_rps >= rate and scored.price < least if cheap_first else scored.goodput_rps > most_rps)
-    ][:_MIXED]
+    ][: min(_MIXED, max(0, question.contenders - 1))]
     kept = found.chosen[: max(1, question.contenders - len(better))]
     return Shortlist([*kept, *better], found.passed_over, found.points + further.points)
 

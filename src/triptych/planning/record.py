@@ -3,7 +3,7 @@
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Literal, Self
@@ -29,6 +29,10 @@ Win = Literal["cheapest", "goodput", "ttft"]
 """What a candidate can be the best in: the lowest price among those that meet the objectives, the highest goodput within the
 budget, or the lowest P90 of the time to the first token among those that meet the objectives.
 """
+
+
+_OF_MODES = frozenset({"pool-sizes", "lending", "encode-first"})
+"""Settings of autoscaling and lending."""
 
 
 class BadPlan(ValueError):
@@ -94,6 +98,12 @@ class Placement:
             raise ValueError("a number of instances, devices or cores is below 1")
         if idle := [stage.value for stage in Stage if not any(role.serves(stage) for role in self.roles)]:
             raise ValueError(f"nothing would {' and '.join(idle)}")
+
+    @property
+    def plain(self) -> "Placement":
+        """Without switching, scaling and lending, as queues and machines simulate it."""
+        settings = {name: value for name, value in self.settings.items() if name not in _OF_MODES}
+        return replace(self, switch_roles=False, autoscale=False, settings=settings)
 
     @property
     def _in_order(self) -> Sequence[PlacedPool]:

@@ -12,6 +12,7 @@ from math import ceil, inf, prod
 from operator import mul
 
 from triptych.domain.stage import Role
+from triptych.domain.tier import tier_name
 
 from .closed_form import Point
 from .combination import METHODS, Combination, Counts, Method, Wanted
@@ -97,7 +98,7 @@ def mixed(best: Iterable[Point], offers: Offers, bounds: Bounds, wanted: Wanted)
     for point in best:
         for place, role in enumerate(point.method.roles if point.method.shared is None else ()):
             for other in offers[role]:
-                if other is not point.combination.instances[place]:
+                if _tier_of(other) != _tier_of(point.combination.instances[place]):
                     method, instances, counts = _beside(point, place, other, offers[role], bounds.most(other))
                     found.setdefault(method, {}).setdefault(instances, {}).update(dict.fromkeys(counts))
     for method, by_instances in found.items():
@@ -105,6 +106,10 @@ def mixed(best: Iterable[Point], offers: Offers, bounds: Bounds, wanted: Wanted)
             combination = Combination(method, instances, wanted)
             for chosen in bounds.within(combination, iter(of_them)):
                 yield Point(combination, chosen)
+
+
+def _tier_of(instance: Instance) -> str:
+    return tier_name(instance.offer.device, instance.offer.degree)
 
 
 def _beside(

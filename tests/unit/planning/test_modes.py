@@ -12,7 +12,7 @@ from tests.unit.planning.kit import OBJECTIVES, ROUNDS, Factory, conclude, quest
 from tests.unit.sim.kit import deployment
 from triptych.domain.scaling import Kind
 from triptych.domain.stage import Role
-from triptych.planning.modes import try_modes
+from triptych.planning.modes import MODES, try_modes
 from triptych.planning.planner import Findings, Question, search
 from triptych.planning.record import Placement, PlanRecord
 from triptych.services.pool_manager.settings import PoolManagerSettings
@@ -21,6 +21,15 @@ from triptych.sim.scenario import Deployment
 from triptych.workload.report import Objectives
 
 pytestmark = pytest.mark.slow
+
+
+def test_pools_that_follow_their_load_share_the_budgets_devices() -> None:
+    placement = Placement({Role.E: 1, Role.PD: 1}, {Role.E: "l4", Role.PD: "l4"}, {Role.E: 1, Role.PD: 1}, 1)
+    scaling = next(mode for mode in MODES if mode.name == "autoscaling")
+    scaled = scaling.applied(placement, question({"l4": 4}, rate=1.0))
+    assert scaled.settings["pool-sizes"] == "E=1-2,PD=1-2"
+    assert scaled.plain == placement
+
 
 ONE_ROUND = (replace(ROUNDS[0], keeps=0),)
 
