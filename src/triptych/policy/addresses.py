@@ -58,4 +58,6 @@ def seen_from(address: str, caller: str) -> str:
         ip = by
     elif ip.is_unspecified or (ip.is_loopback and by is not None and not by.is_loopback):
         return ""
+    if not 0 < number <= _MAX_PORT or (ip.is_link_local and ip != by):
+        return ""
     return canonical(f"[{ip}]:{number}")
