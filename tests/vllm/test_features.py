@@ -113,11 +113,24 @@ def test_each_frame_between_texts_is_an_image() -> None:
 
 @pytest.mark.parametrize(
     "positions",
-    [rotary([0], 2, 3)[[1, 0, 2, 3, 4, 5]], rotary([0], 2, 3) - 1, rotary([0], 2, 3) - 5, rotary([0, 3, 4], 2, 1)],
+    [
+        rotary([0], 2, 3)[[1, 0, 2, 3, 4, 5]],
+        rotary([0], 2, 3) - 1,
+        rotary([0], 2, 3) - 5,
+        rotary([0, 3, 4], 2, 1),
+        rotary([0, -5], 3, 1),
+    ],
 )
 def test_rotary_positions_that_no_item_has_are_refused(positions: torch.Tensor) -> None:
     with pytest.raises(InvalidRequest, match="that none has"):
         place(given(0, embeds=rows(6), rotary=positions), [*range(6)], find_fault=nothing)
+
+
+@pytest.mark.parametrize("grid", [[[1, 65534, 65534]], [[1, 4, 4], [1, -65534, 65534]], []])
+def test_sizes_that_no_item_has_are_refused(grid: list[list[int]]) -> None:
+    item = given(0, embeds=rows(4), image_grid_thw=torch.tensor(grid, dtype=torch.int32))
+    with pytest.raises(InvalidRequest, match="an item has a size that none has"):
+        place(item, [0, 1, 2, 3], find_fault=nothing)
 
 
 def test_items_that_the_model_cannot_place_are_refused() -> None:

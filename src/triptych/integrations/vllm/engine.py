@@ -453,7 +453,11 @@ def _name(request_id: str, number: int) -> str:
 def _find_position_fault(worker: Any, token_ids: list[int], features: list[MultiModalFeatureSpec]) -> str:
     """Runs in each worker. A failure there would end some of them."""
     try:
-        positions, _ = worker.model_runner.get_model().get_mrope_input_positions(token_ids, features)
+        runner = worker.model_runner
+        positions, _ = runner.get_model().get_mrope_input_positions(token_ids, features)
+        most = runner.model_config.hf_text_config.max_position_embeddings
+        if int(positions.min()) < 0 or int(positions.max()) >= most:
+            return "an item has positions beyond those of the model"
     except Exception as error:  # noqa: BLE001 - whatever a model of vLLM raises
         return reason_of(error)
     return "" if positions.shape[-1] == len(token_ids) else "it has other positions than tokens"

@@ -36,6 +36,9 @@ _HOST = torch.device("cpu")
 _KEPT = MultiModalBatchedField(keep_on_cpu=True)
 """Positions are computed on the host, and also for items that the prefix cache covers, whose other fields vLLM drops."""
 
+_MOST_PRODUCT = 1 << 24
+"""Largest product of a row of a tensor beside the rows, such as a grid's patches: vLLM's models compute positions for as many."""
+
 Tensors = Mapping[str, torch.Tensor]
 FindFault = Callable[[list[int], list[MultiModalFeatureSpec]], str]
 """Says why the model cannot compute a prompt's positions; empty if it can."""
@@ -157,6 +160,10 @@ class Features:
         if (rotary := extras.get(ROTARY)) is not None:
             vision = self._config.vision_config
             return grid_fields(rotary[run], vision.spatial_merge_size, getattr(vision, "tokens_per_second", 1.0))
+        for tensor in extras.values():
+            sizes = tensor.double().abs().reshape(-1, tensor.shape[-1] if tensor.dim() > 1 else 1)
+            if not tensor.numel() or bool((sizes.prod(-1) > _MOST_PRODUCT).any()):
+                raise InvalidRequest("an item has a size that none has")
         # Processors give one item in a batch of one.
         return self._modality, {
             name: tensor[0] if tensor.dim() and len(tensor) == 1 else tensor for name, tensor in extras.items()
@@ -197,6 +204,6 @@ def _step(times: Sequence[int]) -> float:
     """A step whose multiples, rounded down, are these times: the middle of all such steps, so that rounding does not matter."""
     least = max(time / number for number, time in enumerate(times) if number)
     most = min((time + 1) / number for number, time in enumerate(times) if number)
-    if times[0] or least >= most:
+    if times[0] or least < 0 or least >= most:
         raise InvalidRequest("a video has times that none has")
     return (least + most) / 2
