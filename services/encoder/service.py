@@ -9,7 +9,7 @@ from triptych.domain.embedding import EmbeddingIdentity, LeaseId, Ticket
 from triptych.domain.encoding import EncodeRequest, EncodeResult, LeaseRequest
 from triptych.domain.instance import InstanceInfo, InstanceLimits, InstanceLoad, ServedPart, StageLoad, TransportOffer
 from triptych.domain.lora import LoadedLora, LoadLora
-from triptych.domain.media import digest_of
+from triptych.domain.media import Modality, digest_of
 from triptych.domain.profile import ProfileIdentity
 from triptych.domain.stage import Role, Stage
 from triptych.errors import (
@@ -286,6 +286,9 @@ class EncoderService(Generic[PreparedT]):
         key = await self._key(request)
         if self._files is not None and self._store.tokens(key) is None and not self._batcher.encodes(key):
             await self._files.restore(key)
+        if request.info.modality is Modality.VIDEO and self._store.tokens(key) is None:
+            # A model without a family asks its processor, and keeps the answer: not in this loop.
+            await self._copy.run(self._engine.decoded_nbytes, request.info, request.shard)
         tokens = self._store.tokens(key)
         if tokens is None:
             self.loras.check(request.info.lora)  # it may have been unloaded meanwhile

@@ -8,9 +8,8 @@ inputs by token, beside which the rows are placed.
 """
 
 import inspect
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain, count
 from typing import Any
@@ -20,6 +19,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from triptych.domain.embedding import EMBEDS, DType, TensorSpec
+from triptych.domain.media import Modality
 from triptych.engine.checkpoint import Checkpoint
 from triptych.engine.decoder.model_runner import rotary_axes
 from triptych.engine.families.adapters import (
@@ -37,7 +37,7 @@ from triptych.engine.families.item_processor import ItemProcessor, extras, layer
 from triptych.engine.media.item import MediaItem
 from triptych.engine.tensors import domain_dtype
 from triptych.engine.weight_loading import RemovedPart, base_of, language_model_name
-from triptych.errors import InvalidRequest
+from triptych.errors import InvalidMedia, InvalidRequest
 from triptych.families.base import filled
 from triptych.families.generic import MOST_EXTRA_VALUES, GenericFamily
 from triptych.families.model_files import BadModel
@@ -77,6 +77,8 @@ _MOST_PRODUCT = 1 << 27
 """Largest product of a row of an extra tensor, such as a grid's patches or an image's pixels: positions are computed for as many."""
 _MOST_LENGTH = 1 << 20
 """Longest mask of an item, such as of a clip's frames."""
+_MOST_MASK_VALUES = 1 << 24
+"""Of the masks of a prompt's items together."""
 _MOST_SHARED_ROWS = 2048
 """Rows of items that share a pass. A larger item fills a device alone, and attention to several may be quadratic."""
 _SAME, _SAME_HALF = 1e-4, 0.02
@@ -214,14 +216,19 @@ class GenericEncoder:
 
     def encode(self, batch: Sequence[Features]) -> list[tuple[torch.Tensor, ...]]:
         """Items that may share a pass do, up to a number of rows."""
-        passes: dict[object, list[int]] = {}
-        rows: Counter[object] = Counter()
+        passes: list[list[int]] = []
+        last: dict[object, tuple[list[int], int]] = {}
+        """By form: the pass that items are added to, and its rows."""
         for at, features in enumerate(batch):
             form = _form(features) if frozenset(features) in self._sharing else at
-            rows[form] += self._rows(features)
-            passes.setdefault((form, rows[form] // _MOST_SHARED_ROWS), []).append(at)
+            rows, (places, taken) = self._rows(features), last.get(form, ([], 0))
+            if not places or taken + rows > _MOST_SHARED_ROWS:
+                places, taken = [], 0
+                passes.append(places)
+            places.append(at)
+            last[form] = places, taken + rows
         encoded: dict[int, tuple[torch.Tensor, ...]] = {}
-        for places in passes.values():
+        for places in passes:
             encoded.update(zip(places, self._encode([batch[at] for at in places]), strict=True))
         return [encoded[at] for at in range(len(batch))]
 
@@ -278,11 +285,14 @@ class GenericEncoder:
                 raise BadModel(
                     f"the model does not place rows of an {modality.value} as models of its type are known to"
                 )
-            self._try_sharing(self._processor.probe(modality, 1).tensors, self._processor.probe(modality, 2).tensors)
+            self._try_sharing(features, modality)
 
-    def _try_sharing(self, first: Features, second: Features) -> None:
+    def _try_sharing(self, first: Features, modality: Modality) -> None:
         """Find out whether two items, of several sizes if they fit each other, become the same in one pass as in two."""
-        if _form(first) != _form(second):
+        second = first
+        with suppress(InvalidMedia):  # of a processor that refuses a larger one
+            second = self._processor.probe(modality, 2).tensors
+        if second is first or _form(first) != _form(second):
             second = {
                 **first,
                 **{name: tensor.flip(-1) for name, tensor in first.items() if tensor.is_floating_point()},
@@ -290,12 +300,12 @@ class GenericEncoder:
         try:
             apart = [tensors for features in (first, second) for tensors in self._encode([features])]
             together = self._encode([first, second])
+            share = _SAME if self._dtype == torch.float32 else _SAME_HALF
+            pairs = zip(chain(*apart), chain(*together), strict=True)
+            if all(_are_close(found, expected, share) for expected, found in pairs):
+                self._sharing.add(frozenset(first))
         except _FAULTS:
             return
-        share = _SAME if self._dtype == torch.float32 else _SAME_HALF
-        pairs = zip(chain(*apart), chain(*together), strict=True)
-        if all(_are_close(found, expected, share) for expected, found in pairs):
-            self._sharing.add(frozenset(first))
 
     def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self._device, self._dtype) if tensor.is_floating_point() else tensor.to(self._device)
@@ -420,6 +430,11 @@ class GenericDecoder:
         for item in in_order:
             if any(_is_beyond(name, tensor) for name, tensor in item.tensors.items() if name in self._extras):
                 raise InvalidRequest(f"the item at position {item.positions[0]} of the prompt has a size that none has")
+        for name in self._extras:
+            lengths = [item.tensors[name] for item in in_order if name in item.tensors]
+            lengths = [of_item for of_item in lengths if sends_lengths(name, of_item)]
+            if lengths and sum(map(len, lengths)) * max(int(each.max()) for each in lengths) > _MOST_MASK_VALUES:
+                raise InvalidRequest("the masks of the prompt's items are larger than any have")
         try:
             called = self._forward(
                 input_ids=ids[None].to(self._device),

@@ -45,7 +45,7 @@ def blank_medium(blank: BlankItem) -> Any:
     if blank.modality is Modality.AUDIO:
         return np.zeros(blank.samples, dtype=np.float32)
     if blank.modality is Modality.VIDEO:
-        return Video(torch.empty(_shape(blank), dtype=torch.uint8, device=_SHAPES_ONLY), blank)
+        return Video(torch.empty(_shape(blank, blank.frames), dtype=torch.uint8, device=_SHAPES_ONLY), blank)
     return Image.new("RGB", (blank.width, blank.height))
 
 
@@ -55,7 +55,7 @@ def noise(blank: BlankItem) -> Any:
     if blank.modality is Modality.AUDIO:
         return (_LOUDNESS * rng.standard_normal(blank.samples)).astype(np.float32)
     if blank.modality is Modality.VIDEO:
-        return Video(torch.from_numpy(rng.integers(0, 256, _shape(blank), dtype=np.uint8)), blank)
+        return Video(torch.from_numpy(rng.integers(0, 256, _shape(blank, blank.frames), dtype=np.uint8)), blank)
     return Image.fromarray(rng.integers(0, 256, (blank.height, blank.width, 3), dtype=np.uint8))
 
 
@@ -64,10 +64,12 @@ def decoded(item: MediaItem, header: BlankItem, *, sample_rate_hz: int, frames: 
     if header.modality is Modality.AUDIO:
         return item.samples(sample_rate_hz)
     if header.modality is Modality.VIDEO:
-        sampled = torch.from_numpy(np.stack(list(item.frames(frames))))
-        return Video(sampled.permute(0, 3, 1, 2).contiguous(), header, tuple(frames))
+        sampled = np.empty(_shape(header, len(frames)), dtype=np.uint8)
+        for place, frame in zip(sampled, item.frames(frames), strict=True):
+            place[...] = frame.transpose(2, 0, 1)
+        return Video(torch.from_numpy(sampled), header, tuple(frames))
     return Image.fromarray(item.pixels())
 
 
-def _shape(blank: BlankItem) -> tuple[int, ...]:
-    return blank.frames, 3, blank.height, blank.width
+def _shape(header: BlankItem, frames: int) -> tuple[int, ...]:
+    return frames, 3, header.height, header.width
