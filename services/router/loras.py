@@ -74,7 +74,9 @@ class Loras:
             if not having:
                 raise ModelNotFound(f"no LoRA adapter {name!r} is loaded", param="name")
             results = await self._at(having, lambda client: client.unload_lora(name))
-            await self._confirmed(lambda: name not in self._cluster.machine.instances.loras)
+            await self._confirmed(
+                lambda: all(_named(instance, name) is None for instance in self._needing(encodes=True))
+            )
             for result in results.values():
                 if isinstance(result, TriptychError) and not isinstance(result, ModelNotFound):
                     raise result

@@ -298,6 +298,8 @@ def read_lora(
     of_decoder, of_encoder = _matrices(raw[1], encoders)
     _check_targets(config.get("target_modules"), of_decoder | of_encoder)
     found = {_present(part, path): both for path, both in of_encoder.items()} if is_encoder else of_decoder
+    if is_encoder and len(found) < len(of_encoder):
+        raise BadModel(f"{ADAPTER_WEIGHTS} names a module of the encoder twice")
     parts = {path: _part(path, matrices, part, rank, scale) for path, matrices in found.items()}
     return LoraWeights(digest.hexdigest(), rank, parts, bool(of_encoder))
 

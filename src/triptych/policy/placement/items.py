@@ -79,8 +79,8 @@ def place_items(
         return choices  # where another policy found no room
     if any(want.lora and not has_lora(pool, want, pool.all) for want in wants):
         return Shortage.NO_LORA
-    able = [name for name, is_usable in zip(pool.name, pool.usable, strict=True) if is_usable]
-    if any(want.exclude.issuperset(able) for want in wants):
+    able = usable(pool, wants[0], pool.all)
+    if any(want.exclude.issuperset(pool.name[place] for place in has_lora(pool, want, able)) for want in wants):
         return Shortage.NO_ENCODER
     empty = pool.emptied()
     if _place(empty, wants, by_load, rng) is not None:
