@@ -45,6 +45,10 @@ async def cluster() -> AsyncIterator[LocalCluster]:
 async def client(cluster: LocalCluster) -> AsyncIterator[AsyncClient]:
     async with AsyncClient(cluster.router_target) as made:
         yield made
+    await no_leases(cluster)
+
+
+async def no_leases(cluster: LocalCluster) -> None:
     async with asyncio.timeout(WAIT_S):
         while await metric(cluster, "encoder-1", "triptych_arena_leases"):  # noqa: ASYNC110 - of another process
             await asyncio.sleep(0.05)
@@ -88,6 +92,8 @@ async def metric(cluster: LocalCluster, process: str, name: str) -> float:
 
 
 async def keys_asked(cluster: LocalCluster) -> float:
+    """Of all requests so far. They are counted as they end, after their answers: with the last lease."""
+    await no_leases(cluster)
     return await metric(cluster, "router", "triptych_resolved_keys_total")
 
 

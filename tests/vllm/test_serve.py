@@ -56,6 +56,8 @@ class Served:
         return sum([await self.metric(f"encoder-{number}", "triptych_arena_leases") for number in (1, 2)])
 
     async def keys_asked(self) -> float:
+        """Of all requests so far. They are counted as they end, after their answers: with the last lease."""
+        await no_leases(self)
         return await self.metric("router", "triptych_resolved_keys_total")
 
 
