@@ -7,19 +7,20 @@ from typing import Any
 import grpc.aio
 
 from triptych.ports import Router
+from triptych.rpc.loras import LoraCalls
 from triptych.rpc.server import remaining_s
-from triptych.v1 import common_pb2, router_pb2, router_pb2_grpc
+from triptych.v1 import router_pb2, router_pb2_grpc
 from triptych.wire import common, router
 
 SERVICE_NAME = "triptych.v1.Router"
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class RouterServicer(router_pb2_grpc.RouterServicer):
+class RouterServicer(LoraCalls, router_pb2_grpc.RouterServicer):
     """Serves any ``ports.Router``."""
 
     def __init__(self, service: Router) -> None:
-        self._service = service
+        self._service: Router = service
 
     def register(self, server: grpc.aio.Server) -> None:
         router_pb2_grpc.add_RouterServicer_to_server(self, server)
@@ -57,15 +58,3 @@ class RouterServicer(router_pb2_grpc.RouterServicer):
     ) -> router_pb2.ReadinessResponse:
         del request, context
         return router.READINESS.to_wire(await self._service.readiness())
-
-    async def LoadLora(self, request: common_pb2.LoadLoraRequest, context: Context) -> common_pb2.LoadLoraResponse:  # noqa: N802
-        del context
-        lora = await self._service.load_lora(common.LOAD_LORA.from_wire(request))
-        return common_pb2.LoadLoraResponse(lora=common.LORA.to_wire(lora))
-
-    async def UnloadLora(  # noqa: N802
-        self, request: common_pb2.UnloadLoraRequest, context: Context
-    ) -> common_pb2.UnloadLoraResponse:
-        del context
-        await self._service.unload_lora(request.name)
-        return common_pb2.UnloadLoraResponse()

@@ -7,18 +7,19 @@ from typing import Any
 import grpc.aio
 
 from triptych.ports import Instance
-from triptych.v1 import common_pb2, instance_pb2, instance_pb2_grpc
-from triptych.wire import common, instance
+from triptych.rpc.loras import LoraCalls
+from triptych.v1 import instance_pb2, instance_pb2_grpc
+from triptych.wire import instance
 
 SERVICE_NAME = "triptych.v1.Instance"
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class InstanceServicer(instance_pb2_grpc.InstanceServicer):
+class InstanceServicer(LoraCalls, instance_pb2_grpc.InstanceServicer):
     """Serves any ``ports.Instance``."""
 
     def __init__(self, service: Instance) -> None:
-        self._service = service
+        self._service: Instance = service
 
     def register(self, server: grpc.aio.Server) -> None:
         instance_pb2_grpc.add_InstanceServicer_to_server(self, server)
@@ -34,15 +35,3 @@ class InstanceServicer(instance_pb2_grpc.InstanceServicer):
         async with aclosing(self._service.watch_load()) as loads:
             async for load in loads:
                 yield instance.LOAD.to_wire(load)
-
-    async def LoadLora(self, request: common_pb2.LoadLoraRequest, context: Context) -> common_pb2.LoadLoraResponse:  # noqa: N802
-        del context
-        lora = await self._service.load_lora(common.LOAD_LORA.from_wire(request))
-        return common_pb2.LoadLoraResponse(lora=common.LORA.to_wire(lora))
-
-    async def UnloadLora(  # noqa: N802
-        self, request: common_pb2.UnloadLoraRequest, context: Context
-    ) -> common_pb2.UnloadLoraResponse:
-        del context
-        await self._service.unload_lora(request.name)
-        return common_pb2.UnloadLoraResponse()
