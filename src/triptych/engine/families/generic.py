@@ -33,7 +33,7 @@ from triptych.engine.families.adapters import (
     layer_rows_of_pass,
 )
 from triptych.engine.families.item_media import decoded
-from triptych.engine.families.item_processor import ItemProcessor, extras, layer_keys, mask_of, sends_lengths
+from triptych.engine.families.item_processor import ItemProcessor, exceeds, extras, layer_keys, mask_of, sends_lengths
 from triptych.engine.media.item import MediaItem
 from triptych.engine.tensors import domain_dtype
 from triptych.engine.weight_loading import RemovedPart, base_of, language_model_name
@@ -601,8 +601,7 @@ def _is_beyond(name: str, tensor: torch.Tensor) -> bool:
     """Whether an extra tensor has sizes for which no positions should be computed."""
     if sends_lengths(name, tensor):
         return not tensor.numel() or not 0 <= int(tensor.min()) <= int(tensor.max()) <= _MOST_LENGTH
-    sizes = tensor.double().abs().reshape(-1, tensor.shape[-1] if tensor.dim() > 1 else 1)
-    return bool((sizes.prod(-1) > _MOST_PRODUCT).any())
+    return exceeds(tensor, _MOST_PRODUCT)
 
 
 def _positions(given: torch.Tensor | None, length: int, axes: int) -> torch.Tensor | None:

@@ -393,6 +393,12 @@ def mask_of(name: str, extra: torch.Tensor) -> torch.Tensor:
     return _masks(extra, int(extra.max())).long() if sends_lengths(name, extra) else extra
 
 
+def exceeds(extra: torch.Tensor, most: int) -> bool:
+    """Whether a row of an extra, such as a grid's sizes, has a larger product: as many positions would be computed."""
+    sizes = extra.double().abs().reshape(-1, extra.shape[-1] if extra.dim() > 1 else 1)
+    return bool((sizes.prod(-1) > most).any())
+
+
 def sends_lengths(name: str, extra: torch.Tensor) -> bool:
     """Whether an extra is the lengths of a mask."""
     return name.endswith(_MASK) and extra.dim() == 1

@@ -23,7 +23,7 @@ from vllm.multimodal.inputs import (
 from triptych.domain.embedding import EMBEDS, DType, TensorSpec
 from triptych.domain.engine import EmbeddingInput, EngineRequest
 from triptych.domain.media import Modality
-from triptych.engine.families.item_processor import layer_keys
+from triptych.engine.families.item_processor import exceeds, layer_keys
 from triptych.engine.tensors import embedding_tensors
 from triptych.errors import InvalidRequest
 from triptych.families.base import Family
@@ -160,10 +160,8 @@ class Features:
         if (rotary := extras.get(ROTARY)) is not None:
             vision = self._config.vision_config
             return grid_fields(rotary[run], vision.spatial_merge_size, getattr(vision, "tokens_per_second", 1.0))
-        for tensor in extras.values():
-            sizes = tensor.double().abs().reshape(-1, tensor.shape[-1] if tensor.dim() > 1 else 1)
-            if not tensor.numel() or bool((sizes.prod(-1) > _MOST_PRODUCT).any()):
-                raise InvalidRequest("an item has a size that none has")
+        if any(not tensor.numel() or exceeds(tensor, _MOST_PRODUCT) for tensor in extras.values()):
+            raise InvalidRequest("an item has a size that none has")
         # Processors give one item in a batch of one.
         return self._modality, {
             name: tensor[0] if tensor.dim() and len(tensor) == 1 else tensor for name, tensor in extras.items()
