@@ -92,6 +92,11 @@ def installed_vllm() -> str | None:
     return None
 
 
+def texts_encode(roles: str) -> bool:
+    """Whether text instances of ``--roles`` encode too. Raises CliError."""
+    return any(kind.role is not Role.E and kind.role.serves(Stage.ENCODE) for kind in placed_kinds(roles))
+
+
 def settled(
     given: Flags, models: Sequence[Model], find: Find, release: str | None, *, encodes: bool, degree: int = 1
 ) -> Settled:
@@ -178,8 +183,7 @@ def served(
         flags |= {service: _with(flags[service], "device", "auto") for service in _INSTANCES}
     tiers = tiers or "@" in (roles or "")
     sizes = None if roles is None or tiers else placed(roles)
-    kinds = () if roles is None else placed_kinds(roles)
-    encodes = any(kind.role is not Role.E and kind.role.serves(Stage.ENCODE) for kind in kinds)
+    encodes = roles is not None and texts_encode(roles)
     degree = names.tensor_parallel_size
     now = settled(flags, [model], find, release, encodes=encodes, degree=degree)
     if wants_gpu and not now.gpus:

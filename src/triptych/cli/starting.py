@@ -13,7 +13,7 @@ from triptych.cli.options import DEFAULT_PORT, DEFAULT_ROUTER_PORT, failures, ta
 from triptych.cli.outcome import CliError
 from triptych.cli.placement import DEFAULT_ROLES, fair_threads, placed_kinds
 from triptych.cli.presets import PRESETS, Preset, PresetName
-from triptych.domain.stage import INSTANCE_NAMES, Role, Stage
+from triptych.domain.stage import INSTANCE_NAMES
 
 if TYPE_CHECKING:
     from triptych.cli.model import Model
@@ -212,7 +212,7 @@ def up(
         refuse_tls()
         models = Model.all_named(model or ["demo"])
         roles, _ = _roles(options)
-        encodes = any(kind.role is not Role.E and kind.role.serves(Stage.ENCODE) for kind in placed_kinds(roles))
+        encodes = serving.texts_encode(roles)
         given = parse(ctx.args, _names(ctx))
         now = serving.settled(given, models, gpus.find_gpus, serving.installed_vllm(), encodes=encodes)
         if now.said:
