@@ -15,7 +15,7 @@ PYTEST := $(BIN)/python -m pytest --dist worksteal
 WORKERS := -n 3
 FEWER := -n 2
 # What `make test-vllm` runs: its own tests, and the suites of all engines. vLLM warns where it is imported.
-VLLM_TESTS := -rs --durations=10 -W ignore tests/vllm tests/contract/test_encoder_engine.py tests/contract/test_text_engine.py \
+VLLM_TESTS := -rsfE --durations=10 -W ignore tests/vllm tests/contract/test_encoder_engine.py tests/contract/test_text_engine.py \
 	tests/contract/test_continuations.py tests/contract/test_kv_transfer.py
 # Mutations per module for `make mutants`; 0 for all. Modules such as policy/placement/items or 'machine/*'; all by default.
 SAMPLES ?= 20
@@ -54,10 +54,10 @@ check: lint  ## While you work: lint, types, and the unit tests that are quick a
 	$(PYTEST) $(WORKERS) -q -p no:schemathesis --hypothesis-profile=check -o asyncio_debug=false -m "not slow and not extended" tests/unit
 
 test: lint  ## All unit tests, contracts, simulations, and one pass of each surface end to end
-	$(PYTEST) $(WORKERS) -rs --durations=10 -m "not extended"
+	$(PYTEST) $(WORKERS) -rsfE --durations=10 -m "not extended"
 
 test-all: test  ## The rest of the suite
-	$(PYTEST) $(FEWER) -rs --durations=10 -m extended
+	$(PYTEST) $(FEWER) -rsfE --durations=10 -m extended
 
 test-compose: $(STAMP)  ## Build the images and run docker-compose.yml; as root on Debian without Docker, on an engine of its own
 	TRIPTYCH_TEST_COMPOSE=$${TRIPTYCH_TEST_COMPOSE:-1} $(BIN)/python -m pytest -s --durations=10 $(PYTEST_ARGS) tests/compose
@@ -68,7 +68,7 @@ test-compose-quick: $(STAMP)  ## The part of it that continuous integration runs
 test-models: $(STAMP)  ## Test tiny models of every type that the generic family serves, and the table in docs/models.md
 	rm -f build/models.json
 	PYTHONPATH=$$(scripts/torchvision.sh $(BIN)/python) TRIPTYCH_TEST_MODELS=$(CURDIR)/build/models.json \
-		$(PYTEST) $(FEWER) -rs --durations=10 tests/models
+		$(PYTEST) $(FEWER) -rsfE --durations=10 tests/models
 	$(BIN)/python -m tests.models.table build/models.json --check
 
 test-vllm:  ## Test with vLLM as the engine, on a CPU, in an environment of its own (see vllm-environment)

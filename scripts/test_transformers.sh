@@ -20,5 +20,5 @@ HF_HUB_OFFLINE=1 "$venv/bin/python" -c "
 import torch, transformers
 assert transformers.__version__ == '$version', transformers.__version__
 print(f'test-transformers: transformers {transformers.__version__}, torch {torch.__version__}')"
-exec "$venv/bin/python" -m pytest -p no:cacheprovider -rs \
+exec "$venv/bin/python" -m pytest -p no:cacheprovider -rsfE \
   tests/integration/families tests/unit/engine tests/unit/families tests/unit/tokens "$@"
