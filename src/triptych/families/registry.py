@@ -1,6 +1,7 @@
 """The family of each architecture."""
 
 from collections.abc import Mapping
+from typing import cast
 
 from triptych.families.base import Family, WrittenFamily
 from triptych.families.gemma3 import Gemma3
@@ -18,6 +19,9 @@ from triptych.families.qwen2_vl import Qwen2VL
 from triptych.families.qwen3_vl import Qwen3VL
 from triptych.families.voxtral import Voxtral
 from triptych.families.whisper import Whisper
+from triptych.plugins import BadPlugin, plugin, plugin_names
+
+PLUGINS = "triptych.families"
 
 FAMILIES: Mapping[str, type[WrittenFamily]] = {
     "gemma3": Gemma3,
@@ -40,8 +44,8 @@ FAMILIES: Mapping[str, type[WrittenFamily]] = {
 
 
 def written_family(files: ModelFiles) -> Family:
-    """The family here of a model directory. Raises BadModel for an architecture without one."""
-    family = FAMILIES.get(files.model_type)
+    """The family of a model directory, here or in a plug-in. Raises BadModel for an architecture without one."""
+    family = _family_class(files.model_type)
     if family is None:
         raise BadModel(_unknown(files))
     return family.load(files)
@@ -52,18 +56,27 @@ def load_family(files: ModelFiles, process: StartProcessing) -> Family:
 
     Raises BadModel for an architecture that transformers does not know either, or of which its processor says too little.
     """
-    if files.model_type in FAMILIES:
-        return written_family(files)
+    family = _family_class(files.model_type)
+    if family is not None:
+        return family.load(files)
     try:
         return GenericFamily(process(files))
     except BadModel as error:
         raise BadModel(f"{_unknown(files)}. Nor can its processor in transformers serve it: {error}") from error
 
 
+def _family_class(model_type: str) -> type[WrittenFamily] | None:
+    """Raises BadModel for a plug-in that cannot be used."""
+    try:
+        return FAMILIES.get(model_type) or cast("type[WrittenFamily] | None", plugin(PLUGINS, model_type))
+    except BadPlugin as error:
+        raise BadModel(str(error)) from error
+
+
 def _unknown(files: ModelFiles) -> str:
     own_code = "; the code in its directory (auto_map) is not run" if files.config.get("auto_map") else ""
     return (
-        f"model_type {files.model_type!r} is not known{own_code}; known are: {', '.join(sorted(FAMILIES))}. To add one, write "
-        "a class that satisfies triptych.families.base.Family and name it in triptych.families.registry.FAMILIES, as "
-        "docs/adding_a_family.md shows"
+        f"model_type {files.model_type!r} is not known{own_code}; known are: {', '.join(sorted({*FAMILIES, *plugin_names(PLUGINS)}))}. "
+        "To add one, write a class that satisfies triptych.families.base.Family and name it in "
+        "triptych.families.registry.FAMILIES or in a package's entry points, as docs/adding_a_family.md shows"
     )

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Protocol, Self, get_type_hints
 
 from triptych.domain.item_plan import ItemPlan
 from triptych.domain.queue_position import QueuePosition
+from triptych.plugins import plugin, plugin_names
 from triptych.policy.admission import ServerBounds, admit_anyway, check_capacity, check_wait
 from triptych.policy.dispatching import Dispatch, prefix
 from triptych.policy.fairness import Fairness, by_weight
@@ -77,6 +78,20 @@ class ChosenFrom:
     """The policies of one kind, by name."""
 
     table: Mapping[str, object]
+
+    def get(self, kind: str, name: str) -> object:
+        """The policy of this name, here or in a plug-in. Raises ValueError for a name that there is not."""
+        if name in self.table:
+            return self.table[name]
+        group = f"triptych.policies.{kind}"
+        policy = plugin(group, name)
+        if policy is None:
+            raise ValueError(
+                f"{kind} is {name!r}, which is none of {', '.join(sorted({*self.table, *plugin_names(group)}))}"
+            )
+        if not (isinstance(policy, PlacementPolicy) if self.table is PLACEMENTS else callable(policy)):
+            raise ValueError(f"{kind} {name!r} of a plug-in is no policy of this kind, but {policy!r}")
+        return policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +170,5 @@ class Policies:
         """Raises ValueError for a name that there is not."""
         chosen: dict[str, Any] = {}
         for kind, hint in get_type_hints(PolicyNames, include_extras=True).items():
-            table, name = hint.__metadata__[0].table, getattr(names, kind)
-            if name not in table:
-                raise ValueError(f"{kind} is {name!r}, which is none of {', '.join(sorted(table))}")
-            chosen[kind] = table[name]
+            chosen[kind] = hint.__metadata__[0].get(kind, getattr(names, kind))
         return cls(**chosen)

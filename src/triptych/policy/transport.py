@@ -44,7 +44,8 @@ TRANSPORTS: dict[str, TransportKind] = {
     TCP: TransportKind(Reach.EVERYWHERE, "plain TCP reaches everything"),
 }
 """Every transport by its name, best first."""
-_UNRANKED = TransportKind(Reach.EVERYWHERE, "a transport without a rank, which is tried last")
+UNRANKED = TransportKind(Reach.EVERYWHERE, "a transport without a rank, which is tried last", under_tls=False)
+"""A plug-in's."""
 
 
 def between_processes() -> tuple[str, ...]:
@@ -87,7 +88,7 @@ def rank_backends(reader: Iterable[Endpoint], holder: Iterable[Endpoint], prefer
         own = mine.get(theirs.backend)
         if own is None:
             continue
-        kind, far = TRANSPORTS.get(own.backend, _UNRANKED), own.host != theirs.host
+        kind, far = TRANSPORTS.get(own.backend, UNRANKED), own.host != theirs.host
         rdma = own.rdma and theirs.rdma
         if far and kind.reach is Reach.HOST:
             continue

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 
 from triptych.domain.embedding import LeaseId
-from triptych.policy.transport import NIXL, SHM, TCP, TRANSPORTS
+from triptych.plugins import plugin
+from triptych.policy.transport import NIXL, SHM, TCP, TRANSPORTS, UNRANKED
 from triptych.ports import Arena, LeaseCheck, Transport
 from triptych.runtime.tls import TlsIdentity
 from triptych.transport.arena import HostArena
@@ -96,17 +97,16 @@ async def start_transports(
     names = options.allowed(under_tls=tls is not None)
     if preferred and preferred not in names:
         raise ValueError(f"transport {preferred!r} is preferred, but not among {', '.join(names)}")
-    if unknown := [name for name in names if name not in STARTERS]:
-        raise ValueError(f"there is no transport {unknown[0]!r} between processes, only {', '.join(STARTERS)}")
+    starters = {name: _starter(name) for name in names}
     near = Surroundings(
         arena, machine, host, options.advertise_host, check, options.max_pull_s, tls, on_reset, on_failure
     )
     transports: list[Transport] = []
     for name in names:
-        if tls is not None and not TRANSPORTS[name].under_tls:
+        if tls is not None and not TRANSPORTS.get(name, UNRANKED).under_tls:
             logger.warning("transport %s is not covered by TLS: only its network can protect it", name)
         try:
-            transports.append(await STARTERS[name](near))
+            transports.append(await starters[name](near))
         except RuntimeError as error:
             logger.warning("transport %s is left out: %s", name, error)
     if not transports:
@@ -117,6 +117,14 @@ async def start_transports(
         logger.warning("preferred transport %s is not available: the others are ranked as usual", preferred)
         preferred = ""
     return TransportSet(transports, connect_timeout_s=connect_timeout_s, preferred=preferred or None)
+
+
+def _starter(name: str) -> Starter:
+    """How to start a transport, here or in a plug-in. Raises ValueError for an unknown name."""
+    starter = STARTERS.get(name) or plugin("triptych.transports", name)
+    if callable(starter):
+        return starter
+    raise ValueError(f"there is no transport {name!r} between processes, only {', '.join(STARTERS)}")
 
 
 def nobody_reads(lease_id: LeaseId, offset: int, nbytes: int) -> bool:

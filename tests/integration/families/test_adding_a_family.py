@@ -1,4 +1,4 @@
-"""The example of docs/adding_a_family.md, registered unchanged, answers as ``generate`` does."""
+"""The example of docs/adding_a_family.md, offered unchanged by a plug-in, answers as ``generate`` does."""
 
 import re
 from pathlib import Path
@@ -8,30 +8,33 @@ import pytest
 
 from tests.integration.families import harness
 from tests.integration.families.harness import Case, finish
-from triptych.engine.families.registry import ADAPTERS
+from tests.plugins import offer
 from triptych.families.model_files import BadModel, ModelFiles
-from triptych.families.registry import FAMILIES, written_family
+from triptych.families.registry import written_family
 
 PAGE = Path(__file__).parents[3] / "docs" / "adding_a_family.md"
 ANSWER_TOKENS = 8
 
 
 @pytest.fixture
-def example(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The definitions of the page's blocks; its families and adapters are registered during a test."""
+def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The definitions of the page's last block. Those of the others are offered by a plug-in, as the page says."""
+    *offered, tested = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    points = {
+        "triptych.families": {"vipllava": "vipllava_plugin:VipLlava"},
+        "triptych.adapters": {"vipllava": "vipllava_plugin:ADAPTERS"},
+    }
+    offer(tmp_path / "packages", monkeypatch, "vipllava_plugin", "\n".join(offered), points)
     defined: dict[str, Any] = {"__name__": "tests.integration.families.example"}
-    for block in re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL):
-        exec(compile(block, str(PAGE), "exec"), defined)  # noqa: S102 - the page is our own
-    monkeypatch.setitem(FAMILIES, "vipllava", defined["VipLlava"])
-    monkeypatch.setitem(ADAPTERS, "vipllava", defined["ADAPTERS"]["vipllava"])
+    exec(compile(tested, str(PAGE), "exec"), defined)  # noqa: S102 - the page is our own
     return defined
 
 
 @pytest.mark.timeout(180)
 def test_the_example_answers_as_generate_does(example: dict[str, Any], tmp_path: Path) -> None:
     (tiny,) = example["TINIES"]
-    tiny.make(tmp_path)
-    case = Case(tiny, tmp_path, lambda directory, items: harness._encode(str(directory), list(items)))
+    tiny.make(directory := tmp_path / "model")
+    case = Case(tiny, directory, lambda directory, items: harness._encode(str(directory), list(items)))
     questions = {f"r{items}": case.question(items, items) for items in (0, 1, 3)}
     engine = case.engine()
     for name, question in questions.items():

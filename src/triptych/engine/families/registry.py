@@ -22,6 +22,7 @@ from triptych.engine.families.voxtral import VoxtralEncoder
 from triptych.engine.families.whisper import WhisperDecoder, WhisperEncoder
 from triptych.families.generic import GenericFamily
 from triptych.families.model_files import BadModel
+from triptych.plugins import BadPlugin, plugin
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +54,20 @@ ADAPTERS: Mapping[str, Adapters] = {
 
 
 def adapters_of(checkpoint: Checkpoint) -> Adapters:
-    """Raises BadModel for a family without adapters."""
+    """The adapters of a family, here or in a plug-in. Raises BadModel for a family without adapters."""
     if isinstance(checkpoint.family, GenericFamily):
         return Adapters(encoder=GenericEncoder, decoder=GenericDecoder)
     model_type = checkpoint.files.model_type
-    if model_type not in ADAPTERS:
+    if model_type in ADAPTERS:
+        return ADAPTERS[model_type]
+    try:
+        adapters = plugin("triptych.adapters", model_type)
+    except BadPlugin as error:
+        raise BadModel(str(error)) from error
+    if not isinstance(adapters, Adapters):
         raise BadModel(
             f"no engine for model_type {model_type!r}; there are: {', '.join(sorted(ADAPTERS))}. To add one, write classes "
-            "that satisfy triptych.engine.families.adapters and name them in triptych.engine.families.registry.ADAPTERS"
+            "that satisfy triptych.engine.families.adapters and name them in triptych.engine.families.registry.ADAPTERS "
+            "or in a package's entry points"
         )
-    return ADAPTERS[model_type]
+    return adapters

@@ -1,11 +1,11 @@
-"""Runs docs/adding_a_policy.md unchanged."""
+"""Runs docs/adding_a_policy.md unchanged, as a plug-in."""
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.plugins import offer
 from tests.unit.services.router.fakes import ask, bench, collect, image
 from tests.unit.services.router.test_service import virtual
 from triptych.domain.generation import ChatFinished
@@ -14,14 +14,6 @@ from triptych.policy.policies import ADMISSIONS, DEADLINES, ORDERINGS, SHARDINGS
 from triptych.services.router.settings import RouterSettings
 
 PAGE = (Path(__file__).parents[4] / "docs" / "adding_a_policy.md").read_text()
-
-
-def written() -> Any:
-    """The policy of docs/adding_a_policy.md."""
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
-    names: dict[str, Any] = {}
-    exec(code, names)  # noqa: S102 - this is what is tested
-    return names["FILL_UP"]
 
 
 async def encoders_used(settings: RouterSettings) -> set[str]:
@@ -33,9 +25,11 @@ async def encoders_used(settings: RouterSettings) -> set[str]:
 
 
 @virtual
-async def test_the_policy_of_the_guide_routes_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_policy_of_the_guide_routes_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(await encoders_used(RouterSettings())) == 3
-    monkeypatch.setitem(PLACEMENTS, "fill-up", written())
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+    points = {"triptych.policies.encoder_routing": {"fill-up": "fill_up_plugin:FILL_UP"}}
+    offer(tmp_path, monkeypatch, "fill_up_plugin", code, points)
     assert await encoders_used(RouterSettings.load(["--encoder-routing", "fill-up"], {})) == {"encoder-0"}
 
 
