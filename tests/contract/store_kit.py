@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
+from triptych.cli import ports
 from triptych.ports import Store
 from triptych.store.limits import StoreLimits
 from triptych.store.memory import MemoryStore
@@ -39,7 +40,7 @@ class RedisServer:
         """Start it, again on the same port, and wait until it listens."""
         if (program := shutil.which("redis-server")) is None:
             pytest.skip("redis-server is not installed: apt-get install redis-server")
-        self.port = self.port or _free_port()
+        self.port = self.port or ports.free(1)[0]
         lines = (
             f"{'tls-port' if self.tls else 'port'} {self.port}",
             *(("port 0",) if self.tls else ()),
@@ -86,13 +87,6 @@ class RedisServer:
             yield client
         finally:
             await client.aclose()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class ManualClock:

@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -11,6 +10,8 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+
+from triptych.cli import ports
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "adding_things.md").read_text()
@@ -90,8 +91,7 @@ def test_the_transport_of_the_page_moves_a_tensor_and_keeps_the_contract(tree: P
 @pytest.mark.timeout(120)
 def test_the_metric_of_the_page_is_exported_and_documented(tree: Path) -> None:
     apply("A metric", tree)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    (port,) = ports.free(1)
     command = [sys.executable, "-m", "triptych.services.pool_manager", "--port", "0", "--admin-port", str(port)]
     with subprocess.Popen(command, cwd=tree, env=environment(tree)) as process:
         try:
