@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from tests.integration.families.harness import Case, TinyFamily, encode_here
+from tests.integration.families.harness import Case, encode_here
 from tests.models import zoo_grids, zoo_tiles, zoo_timm
+from tests.models.zoo import ZooModel
 
 SPLIT_OTHERWISE = "hyperclovax_vision_v2"
 """Its class of tokenizers does not take the way in which the tiny tokenizer splits text."""
-ZOO: dict[str, TinyFamily] = {
-    tiny.name: tiny for tiny in (*zoo_grids.ZOO, *zoo_tiles.ZOO, zoo_timm.GEMMA3N) if tiny.name != SPLIT_OTHERWISE
+ZOO: dict[str, ZooModel] = {
+    tiny.name: tiny for tiny in (*zoo_grids.ZOO, *zoo_tiles.ZOO, *zoo_timm.ZOO) if tiny.name != SPLIT_OTHERWISE
 }
 USUAL = ("qwen3_5", "granite4_vision", "hunyuan_vl", "minicpmv4_6", "moss_transcribe_diarize")
 """Linear attention; rows for layers; a target of several tokens; places of items; audio."""
@@ -25,7 +26,6 @@ EVERY = "TRIPTYCH_TEST_MODELS"
 WITHOUT = {
     "chameleon": "the model gives its language model tokens",
     "idefics2": "depends on what is around it",
-    "phi4_multimodal": "no placeholders",
     "vibevoice_asr": "does not place rows",
 }
 """Types that are refused at start, and a part of the reason."""
@@ -61,7 +61,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def made(name: str, directory: Path) -> Case:
     tiny = ZOO[name]
-    if getattr(tiny, "needs_torchvision", False) and find_spec("torchvision") is None:
+    if tiny.needs_torchvision and find_spec("torchvision") is None:
         pytest.skip(f"NOT TESTED: the processor of {name} needs torchvision; make test-models")
     tiny.make(directory)
     return Case(tiny, directory, encode_here)

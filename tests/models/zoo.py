@@ -1,18 +1,21 @@
-"""Tiny random models in tables: one row for each model type of transformers.
+"""Tiny random models, stated as data: a ``ZooModel`` for each model type of transformers.
 
-A row has the processor that transformers ships for the type, the tokens that it needs, and a configuration with the
-shapes of the published one: the same kinds of layers, flags and ratios at small widths.
+It has the processor that transformers ships for the type, the tokens that it needs, and a configuration with the
+shapes of the published one: the same kinds of layers, flags and ratios at small widths. Types with one processor state
+that once, and then what sets each apart (``ZooModel.of``).
 """
 
 import inspect
 import random
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from transformers.utils.hub import PushToHubMixin
 
 from tests.integration.families.clips import RATE_HZ, random_clip
 from tests.integration.families.harness import (
@@ -41,6 +44,8 @@ MAPPINGS = (
     "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
 )
 """In which transformers names the class that generates, for each model type."""
+VIDEOS = "video_processor"
+"""The processor's part for videos. Its settings stand for it where the model does not need torchvision."""
 
 Part = tuple[str, Mapping[str, Any]]
 """The class of an image processor or feature extractor, and its settings."""
@@ -50,9 +55,10 @@ Part = tuple[str, Mapping[str, Any]]
 class ZooModel(TinyFamily):
     """A model type by its processor and its configuration; all weights are random."""
 
-    name: str
+    name: str = ""
+    """Empty for what several types share."""
     target: str
-    """The chat template's text for an item."""
+    """The chat template's text for an item, where ``{number}`` counts images from 1."""
     modality: Modality = Modality.IMAGE
     also: Mapping[Modality, str] = field(default_factory=dict)
     """The chat template's texts for items of other modalities."""
@@ -63,18 +69,28 @@ class ZooModel(TinyFamily):
     """The processor's other arguments."""
     special: Sequence[str] = ()
     named: Mapping[str, str] = field(default_factory=dict)
-    """Special tokens, which the processor finds as attributes of the tokenizer."""
+    """Special tokens, which the processor finds as attributes of the tokenizer. ``of`` gives the configuration their ids too."""
     roles: Mapping[str, str] = field(default_factory=dict)
     """Special tokens by attributes that every tokenizer has, as ``sep_token``."""
     rate_hz: int = RATE_HZ
     """At which the model hears."""
-    config: Mapping[str, Any]
+    clip_s: float | None = None
+    """Length of all clips, where transformers lets one attend to the padding that a longer one asks for."""
+    fps: float | None = None
+    """Frames that are sampled a second, where the video processor has no setting for it."""
+    call: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of the processor's calls."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    draw: Callable[[Any], None] | None = None
+    """Draws the model's weights; None for ``randomize``."""
     gains: Mapping[str, float] = field(default_factory=dict)
     """Factors on the random weights of parameters whose names contain a key, and constants for norms."""
+    unspoken: Sequence[str] = ()
+    """Tokens that a model with tied embeddings never answers with, as published ones do not."""
     adapt: Callable[[Any], None] | None = None
     """Mends transformers' model before it answers."""
     needs_torchvision: bool = False
-    """Whether transformers' processor or its image processor exists only with torchvision."""
+    """Whether the processor is to take videos, or transformers has it or its image processor only with torchvision."""
     needs_images: bool = False
     """Whether the processor refuses prompts without an item; the tokenizer takes them."""
     most_items: int | None = None
@@ -87,12 +103,47 @@ class ZooModel(TinyFamily):
     def targets(self) -> Sequence[tuple[Modality, str]]:  # type: ignore[override]
         return ((self.modality, self.target), *self.also.items())
 
+    def of(
+        self,
+        name: str,
+        *,
+        text: Mapping[str, Any],
+        vision: Mapping[str, Any],
+        tied: bool = False,
+        seed: int = 0,
+        context: int = 2048,
+        **config: Any,
+    ) -> "ZooModel":
+        """The model of a type with this processor, and these changes of its configuration."""
+        sizes: dict[str, Any] = {"max_position_embeddings": context, "tie_word_embeddings": tied, **text}
+        ids = {f"{token}_id": spelled for token, spelled in self.named.items()}
+        parts = {"text_config": decoder(**sizes), "vision_config": dict(vision), "tie_word_embeddings": tied}
+        whole = {**ids, **self.config, **parts, **config}
+        return replace(self, name=name, seed=seed, context=context, config=whole, draw=draw_clear)
+
+    @property
+    def template(self) -> str:
+        usual = super().template
+        if "{number}" not in usual:
+            return usual
+        counted = usual.replace("{number}", "' ~ images.number ~ '")
+        return "{%- set images = namespace(number=0) -%}" + counted.replace(
+            "== 'image' -%}", "== 'image' -%}{%- set images.number = images.number + 1 -%}"
+        )
+
     def processor(self) -> Any:
         cls = image_processor_class(self.processor_name)
-        parts = {key: image_processor_class(name)(**settings) for key, (name, settings) in self.parts.items()}
+        parts = {
+            key: image_processor_class(name)(**settings)
+            for key, (name, settings) in self.parts.items()
+            if key != VIDEOS or self.needs_torchvision
+        }
+        if VIDEOS in self.parts and not self.needs_torchvision:
+            kind, settings = self.parts[VIDEOS]
+            cls, parts[VIDEOS] = _with_any_videos(cls), _VideoSettings(video_processor_type=kind, **settings)
         if self.lacks_video:
             cls = type(cls.__name__, (without_video(cls), _NoVideo), {})
-            parts["video_processor"] = None
+            parts[VIDEOS] = None
         made = cls(**parts, tokenizer=self.tokenizer(), **self.options)
         made.chat_template = self.template
         return made
@@ -101,24 +152,32 @@ class ZooModel(TinyFamily):
     def lacks_video(self) -> bool:
         """Whether the processor has a part for videos, which needs torchvision and is left out."""
         takes = inspect.signature(image_processor_class(self.processor_name).__init__).parameters
-        return "video_processor" in takes and "video_processor" not in self.parts
+        return VIDEOS in takes and VIDEOS not in self.parts
 
     def load_processor(self, directory: Path) -> Any:
         pil = any(name.endswith("Pil") for name, _ in self.parts.values())
-        if self.lacks_video or (pil and "video_processor" in self.parts):  # which is not on Pillow
+        if self.lacks_video or (pil and VIDEOS in self.parts):  # which is not on Pillow
             return self.processor()
         loaded = transformers.AutoProcessor.from_pretrained(directory, **({"backend": "pil"} if pil else {}))
         loaded.chat_template = self.template  # some processors do not take the one in the directory
         return loaded
 
     def item(self, rng: random.Random, modality: Modality) -> Item:
+        if modality is Modality.AUDIO and self.clip_s is not None:
+            return random_clip(rng, int(self.clip_s * RATE_HZ), RATE_HZ)
         return random_item(rng, modality)
 
     def inputs(self, processor: Any, text: str, items: Sequence[Item]) -> Any:
         if not items and self.needs_images:
             return processor.tokenizer(text, return_tensors="pt")
-        given = {"audio": None} if self.modality is Modality.AUDIO else {}  # without which Qwen3-ASR's takes no text
-        made = processor(text=text, **given | arguments_of(items, self.rate_hz), return_tensors="pt")
+        given: dict[str, Any] = (
+            {"audio": None} if self.modality is Modality.AUDIO else {}
+        )  # without which Qwen3-ASR's takes no text
+        given |= arguments_of(items, self.rate_hz, self.fps) | self.call
+        with warnings.catch_warnings():
+            # Some processors of transformers 5.24 pass a tensor of tokens to numpy.
+            warnings.filterwarnings("ignore", "__array", DeprecationWarning)
+            made = processor(text=text, **given, return_tensors="pt")
         return made.to(torch.float32)  # Llama 4's pixels are bfloat16
 
     def adjust(self, whole: Any) -> None:
@@ -127,12 +186,20 @@ class ZooModel(TinyFamily):
 
     def model(self) -> Any:
         text = self.tokenizer()
-        values = _resolved(self.config, {VOCABULARY: len(text), **text.get_added_vocab()})
+        values = _resolved(self.config, {VOCABULARY: len(text), **text.get_vocab()})
         values.get("text_config", values).update(self.text)
         config = transformers.AutoConfig.for_model(self.model_type, **values)
         names: Any = transformers.models.auto.modeling_auto
         name = next(found[self.model_type] for key in MAPPINGS if self.model_type in (found := getattr(names, key)))
-        return randomized(getattr(transformers, name)(config), self.seed, self.gains)
+        model = getattr(transformers, name)(config).float()
+        with torch.no_grad():
+            if self.draw is None:
+                randomize(model, self.seed, self.gains)
+            else:
+                self.draw(model)
+            if self.unspoken:
+                model.get_input_embeddings().weight[[text.get_vocab()[token] for token in self.unspoken]] = 0
+        return model
 
     def tokenizer(self) -> Any:
         text = tokenizer(*self.special, named=self.named or None)
@@ -178,6 +245,29 @@ def arguments_of(items: Sequence[Item], rate_hz: int = RATE_HZ, fps: float | Non
     return given
 
 
+class _VideoSettings(PushToHubMixin):
+    """Stands for a video processor, which needs torchvision: its settings."""
+
+    _auto_class = None
+
+    def __init__(self, **settings: Any) -> None:
+        self.__dict__.update(settings)
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+def _with_any_videos(cls: Any) -> Any:
+    """A processor class that accepts ``_VideoSettings``."""
+
+    class AnyVideos(cls):  # type: ignore[misc]  # a class that is chosen at run time
+        def check_argument_for_proper_class(self, name: str, argument: Any) -> Any:
+            return None if name == VIDEOS else super().check_argument_for_proper_class(name, argument)
+
+    AnyVideos.__name__ = cls.__name__
+    return AnyVideos
+
+
 class _NoVideo(transformers.ProcessorMixin):  # type: ignore[misc]  # transformers is untyped
     """Stands before ``ProcessorMixin`` and drops the argument."""
 
@@ -194,29 +284,42 @@ def _resolved(value: Any, ids: Mapping[str, int]) -> Any:
     return ids.get(value, value) if isinstance(value, str) else value
 
 
-def randomized(model: Any, seed: int, gains: Mapping[str, float]) -> Any:
+def randomize(model: Any, seed: int, gains: Mapping[str, float]) -> None:
     """Weights whose outputs are about as large as their inputs: the usual ones repeat a token forever."""
     generator = torch.Generator().manual_seed(seed)
     tied = bool(getattr(model.config.get_text_config(), "tie_word_embeddings", False))
     usual = {"embed_tokens": 0.1 if tied else 0.5, "lm_head": 4.0, "q_proj": 2.0, "q_norm": 2.0}
     if tied:  # layers outweigh the last token, which tied weights would repeat forever
         usual |= dict.fromkeys(("o_proj", "down_proj", "out_proj", "feed_forward.w2"), 4.0)
-    with torch.no_grad():
-        for key, weight in model.named_parameters():
-            gain = next((gain for part, gain in {**gains, **usual}.items() if part in key), None)
-            if weight.dim() >= 2:
-                convolution = weight.dim() > 3 or "conv" in key
-                fan = weight[0].numel() if convolution else weight.shape[-1]
-                std = 1.0 if "embed_tokens" in key else fan**-0.5
-                weight.normal_(0, std * (1.0 if gain is None else gain), generator=generator)
-            elif key.endswith("bias"):
-                weight.normal_(0, 0.1, generator=generator)
-            elif gain is not None:
-                weight.fill_(gain)
-        norm = getattr(model.get_decoder(), "norm", None)
-        if tied and norm is not None:
-            norm.weight.fill_(4.0)  # clearer answers: there is no head to scale
-    return model
+    for key, weight in model.named_parameters():
+        gain = next((gain for part, gain in {**gains, **usual}.items() if part in key), None)
+        if weight.dim() >= 2:
+            convolution = weight.dim() > 3 or "conv" in key
+            fan = weight[0].numel() if convolution else weight.shape[-1]
+            std = 1.0 if "embed_tokens" in key else fan**-0.5
+            weight.normal_(0, std * (1.0 if gain is None else gain), generator=generator)
+        elif key.endswith("bias"):
+            weight.normal_(0, 0.1, generator=generator)
+        elif gain is not None:
+            weight.fill_(gain)
+    norm = getattr(model.get_decoder(), "norm", None)
+    if tied and norm is not None:
+        norm.weight.fill_(4.0)  # clearer answers: there is no head to scale
+
+
+def draw_clear(model: Any) -> None:
+    """Weights scaled by their fan-in, embeddings small; the usual narrow range makes all tokens alike."""
+    embeddings = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
+    for name, weight in model.named_parameters():
+        if id(weight) in embeddings:
+            weight.normal_(0, 0.25)
+        elif weight.dim() >= 2:
+            inputs = weight.shape[-1] if ".experts." in name else weight[0].numel()
+            weight.normal_(0, (4 if name == "lm_head.weight" else 1.5) * inputs**-0.5)
+        elif name.endswith("bias"):
+            weight.normal_(0, 0.1)
+        elif name.endswith("linear_attn.A_log"):
+            weight.uniform_(-5, -1)  # linear attention remembers some ten to a hundred tokens
 
 
 def decoder(model_type: str | None = None, **changes: Any) -> dict[str, Any]:

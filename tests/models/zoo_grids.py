@@ -1,168 +1,67 @@
-"""Tiny random models of types whose items are grids of patches, for tests of the generic family.
+"""Tiny models of types whose items are grids of patches, as large as items are."""
 
-An entry of ``ZOO`` says what sets its type apart: the shapes of its published configuration at small widths, with the
-same kinds of layers, flags and ratios, and the tokens that its processor needs and its chat template writes.
-"""
-
-import random
-import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-import torch
-import transformers as untyped_transformers
-from transformers.utils.hub import PushToHubMixin
-
-from tests.integration.families.harness import (
-    Item,
-    TinyFamily,
-    image_processor_class,
-    llama_sizes,
-    siglip_sizes,
-    tokenizer,
-)
-from tests.models.zoo import arguments_of, random_item
+from tests.integration.families.harness import llama_sizes, siglip_sizes
+from tests.models.zoo import Part, ZooModel
 from triptych.domain.media import Modality
-
-transformers: Any = untyped_transformers
-_Settings = Mapping[str, Any]
-
 
 # --- what types with one processor share ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Processing:
-    """The processor of a model type: its classes, their settings and their tokens."""
-
-    cls: str
-    image: str | None
-    """What the chat template writes for an image, where ``{number}`` counts the images from 1."""
-    images: _Settings
-    """Settings of the image processor."""
-    tokens: Mapping[str, str]
-    """By name. The tokenizer has the token as an attribute, the model's configuration its id as ``<name>_id``."""
-    ids: Mapping[str, str] = field(default_factory=dict)
-    """Tokens whose ids have other names in the configuration."""
-    image_cls: str = "Qwen2VLImageProcessorPil"
-    video_cls: str | None = None
-    """None for a processor without videos."""
-    videos: _Settings = field(default_factory=dict)
-    """Settings of the video processor."""
-    audio: Any = None
-    """Makes the feature extractor of a processor with audio."""
-    clip: str | None = None
-    """What the chat template writes for a clip."""
-    video: str | None = None
-    """What the chat template writes for a video."""
-    fps: float | None = None
-    """Frames that are sampled a second, where the video processor has no setting for it."""
-    options: _Settings = field(default_factory=dict)
-    """Further arguments of the processor."""
-    call: _Settings = field(default_factory=dict)
-    """Further arguments of its calls."""
-
-    def tokenizer(self) -> Any:
-        return tokenizer(named=self.tokens)
-
-    def token_ids(self) -> dict[str, int]:
-        """The configuration's ids."""
-        vocabulary = self.tokenizer()
-        named = {f"{name}_id": token for name, token in self.tokens.items()} | dict(self.ids)
-        return {name: vocabulary.convert_tokens_to_ids(token) for name, token in named.items()}
-
-    def build(self, template: str) -> Any:
-        return self._assemble(image_processor_class(self.image_cls)(**self.images), self.tokenizer(), template)
-
-    def load(self, directory: Path, template: str) -> Any:
-        """The processor of a saved model directory, without its video processor, which has no Pillow backend."""
-        if self.video_cls is None:
-            return transformers.AutoProcessor.from_pretrained(directory, backend="pil")
-        images = transformers.AutoImageProcessor.from_pretrained(directory, backend="pil")
-        return self._assemble(images, transformers.AutoTokenizer.from_pretrained(directory), template)
-
-    def _assemble(self, images: Any, vocabulary: Any, template: str) -> Any:
-        parts = {"image_processor": images, "tokenizer": vocabulary, **self.options}
-        if self.video_cls is not None:
-            parts["video_processor"] = (
-                _VideoSettings(video_processor_type=self.video_cls, **self.videos)
-                if self.video is None
-                else getattr(transformers, self.video_cls)(**self.videos)
-            )
-        if self.audio is not None:
-            parts["feature_extractor"] = self.audio()
-        return _with_any_videos(image_processor_class(self.cls))(**parts, chat_template=template)
+def grids(
+    images: str, settings: Mapping[str, Any], videos: str | None = None, of_videos: Mapping[str, Any] | None = None
+) -> dict[str, Part]:
+    """A processor's parts for images and videos, by how their classes' names begin."""
+    parts: dict[str, Part] = {"image_processor": (f"{images}ImageProcessorPil", settings)}
+    return parts if videos is None else parts | {"video_processor": (f"{videos}VideoProcessor", of_videos or {})}
 
 
-class _VideoSettings(PushToHubMixin):
-    """Stands for a video processor, which needs torchvision: its settings."""
-
-    _auto_class = None
-
-    def __init__(self, **settings: Any) -> None:
-        self.__dict__.update(settings)
-
-    def to_dict(self) -> dict[str, Any]:
-        return dict(vars(self))
-
-
-def _with_any_videos(cls: Any) -> Any:
-    """A processor class that accepts ``_VideoSettings``."""
-
-    class AnyVideos(cls):  # type: ignore[misc]  # a class that is chosen at run time
-        def check_argument_for_proper_class(self, name: str, argument: Any) -> Any:
-            return None if name == "video_processor" else super().check_argument_for_proper_class(name, argument)
-
-    AnyVideos.__name__ = cls.__name__
-    return AnyVideos
-
-
-def _edges(patch: int, *, merge: int = 2, frames: int = 1) -> dict[str, Any]:
+def edges(patch: int, *, merge: int = 2, frames: int = 1) -> dict[str, Any]:
     """Settings for images of one to twelve tokens, of ``merge`` by ``merge`` patches each."""
     area = frames * (merge * patch) ** 2
     return {"patch_size": patch, "size": {"shortest_edge": area, "longest_edge": 12 * area}}
 
 
-_QWEN_TOKENS = {
+QWEN_TOKENS = {
     "image_token": "<|image_pad|>",
     "video_token": "<|video_pad|>",
     "vision_start_token": "<|vision_start|>",
     "vision_end_token": "<|vision_end|>",
 }
-QWEN = Processing(
-    "Qwen3VLProcessor",
-    "<|vision_start|><|image_pad|><|vision_end|>",
-    _edges(16),
-    _QWEN_TOKENS,
-    video_cls="Qwen3VLVideoProcessor",
+QWEN = ZooModel(
+    target="<|vision_start|><|image_pad|><|vision_end|>",
+    processor_name="Qwen3VLProcessor",
+    parts=grids("Qwen2VL", edges(16), "Qwen3VL"),
+    named=QWEN_TOKENS,
 )
+HEARING: dict[str, Part] = {
+    "feature_extractor": ("WhisperFeatureExtractor", {"feature_size": 16, "return_attention_mask": True})
+}
 QWEN3_OMNI = replace(
     QWEN,
-    cls="Qwen3OmniMoeProcessor",
-    tokens={
-        **_QWEN_TOKENS,
+    also={Modality.AUDIO: "<|audio_start|><|audio_pad|><|audio_end|>"},
+    processor_name="Qwen3OmniMoeProcessor",
+    parts=grids("Qwen2VL", edges(16), "Qwen2VL", {"patch_size": 16}) | HEARING,
+    named={
+        **QWEN_TOKENS,
         "vision_bos_token": "<|vision_start|>",
         "vision_eos_token": "<|vision_end|>",
         "audio_token": "<|audio_pad|>",
         "audio_bos_token": "<|audio_start|>",
         "audio_eos_token": "<|audio_end|>",
     },
-    ids={"audio_start_token_id": "<|audio_start|>", "audio_end_token_id": "<|audio_end|>"},
-    video_cls="Qwen2VLVideoProcessor",
-    videos={"patch_size": 16},
-    audio=partial(transformers.WhisperFeatureExtractor, feature_size=16, return_attention_mask=True),
-    clip="<|audio_start|><|audio_pad|><|audio_end|>",
+    config={"audio_start_token_id": "<|audio_start|>", "audio_end_token_id": "<|audio_end|>"},
 )
 QWEN2_5_OMNI = replace(
     QWEN3_OMNI,
-    cls="Qwen2_5OmniProcessor",
-    image="<|vision_bos|><|IMAGE|><|vision_eos|>",
-    clip="<|audio_bos|><|AUDIO|><|audio_eos|>",
-    images=_edges(14),
-    tokens={
+    target="<|vision_bos|><|IMAGE|><|vision_eos|>",
+    also={Modality.AUDIO: "<|audio_bos|><|AUDIO|><|audio_eos|>"},
+    processor_name="Qwen2_5OmniProcessor",
+    parts=grids("Qwen2VL", edges(14), "Qwen2VL") | HEARING,
+    named={
         "image_token": "<|IMAGE|>",
         "video_token": "<|VIDEO|>",
         "audio_token": "<|AUDIO|>",
@@ -171,82 +70,73 @@ QWEN2_5_OMNI = replace(
         "audio_bos_token": "<|audio_bos|>",
         "audio_eos_token": "<|audio_eos|>",
     },
-    ids={
+    config={
         "vision_start_token_id": "<|vision_bos|>",
         "vision_end_token_id": "<|vision_eos|>",
         "audio_start_token_id": "<|audio_bos|>",
         "audio_end_token_id": "<|audio_eos|>",
     },
-    videos={},
 )
-EXAONE = replace(
-    QWEN,
-    cls="Exaone4_5_Processor",
-    image="<vision><|image_pad|></vision>",
-    images=_edges(14),
-    tokens={
+EXAONE = ZooModel(
+    target="<vision><|image_pad|></vision>",
+    processor_name="Exaone4_5_Processor",
+    parts=grids("Qwen2VL", edges(14), "Qwen2VL"),
+    named={
         "image_token": "<|image_pad|>",
         "video_token": "<|video_pad|>",
         "vision_start_token": "<vision>",
         "vision_end_token": "</vision>",
     },
-    video_cls="Qwen2VLVideoProcessor",
 )
-HYPERCLOVA = replace(
-    EXAONE,
-    cls="HyperCLOVAXVisionV2Processor",
-    image="<|image_start|><|IMAGE_PAD|><|image_end|>",
-    tokens={
+HYPERCLOVA = ZooModel(
+    target="<|image_start|><|IMAGE_PAD|><|image_end|>",
+    processor_name="HyperCLOVAXVisionV2Processor",
+    parts=grids("Qwen2VL", edges(14), "Qwen2VL"),
+    named={
         "image_token": "<|IMAGE_PAD|>",
         "video_token": "<|VIDEO_PAD|>",
         "image_start_token": "<|image_start|>",
         "image_end_token": "<|image_end|>",
     },
 )
-COMPASS = replace(
-    QWEN,
-    cls="CohereCompassProcessor",
-    image="<|VISION_START|><|IMAGE_PAD|><|VISION_END|>",
-    tokens={name: token.upper() for name, token in _QWEN_TOKENS.items()},
-    image_cls="CohereCompassImageProcessorPil",
-    video_cls="CohereCompassVideoProcessor",
+COMPASS = ZooModel(
+    target="<|VISION_START|><|IMAGE_PAD|><|VISION_END|>",
+    processor_name="CohereCompassProcessor",
+    parts=grids("CohereCompass", edges(16), "CohereCompass"),
+    named={name: token.upper() for name, token in QWEN_TOKENS.items()},
 )
 COSMOS_EDGE = replace(
     QWEN,
-    cls="Cosmos3EdgeProcessor",
-    image_cls="Cosmos3EdgeImageProcessorPil",
-    video_cls="Cosmos3EdgeVideoProcessor",
+    processor_name="Cosmos3EdgeProcessor",
+    parts=grids("Cosmos3Edge", edges(16), "Cosmos3Edge"),
     call={"return_mm_token_type_ids": True},
 )
-HUNYUAN_V4 = replace(QWEN, cls="HYV4VLProcessor", image_cls="HYV4VLImageProcessorPil", video_cls="HYV4VLVideoProcessor")
-VIDEO_LLAMA = Processing(
-    "VideoLlama3Processor",
-    "<|image_pad|>",
-    _edges(14, merge=1),
-    {"image_token": "<|image_pad|>", "video_token": "<|video_pad|>"},
-    image_cls="VideoLlama3ImageProcessorPil",
-    video_cls="VideoLlama3VideoProcessor",
+HUNYUAN_V4 = replace(QWEN, processor_name="HYV4VLProcessor", parts=grids("HYV4VL", edges(16), "HYV4VL"))
+VIDEO_LLAMA = ZooModel(
+    target="<|image_pad|>",
+    processor_name="VideoLlama3Processor",
+    parts=grids("VideoLlama3", edges(14, merge=1), "VideoLlama3"),
+    named={"image_token": "<|image_pad|>", "video_token": "<|video_pad|>"},
 )
-DOTS = Processing(
-    "Dots3NoteProcessor",
-    "<|img|><|imgpad|><|endofimg|>",
-    _edges(14) | {"temporal_patch_size": 1},
-    {
+DOTS = ZooModel(
+    target="<|img|><|imgpad|><|endofimg|>",
+    also={Modality.AUDIO: "<|audio_comp_pad|>"},
+    processor_name="Dots3NoteProcessor",
+    parts=grids("Qwen2VL", edges(14) | {"temporal_patch_size": 1}, "Qwen3VL")
+    | {"feature_extractor": ("Dots3NoteFeatureExtractor", {"feature_size": 16})},
+    named={
         "image_token": "<|imgpad|>",
         "video_token": "<|video_pad|>",
         "audio_token": "<|audio_comp_pad|>",
         "image_start_token": "<|img|>",
         "image_end_token": "<|endofimg|>",
     },
-    video_cls="Qwen3VLVideoProcessor",
-    audio=lambda: transformers.Dots3NoteFeatureExtractor(feature_size=16),  # not in every release
-    clip="<|audio_comp_pad|>",
 )
-GLM4V = Processing(
-    "Glm4vProcessor",
-    "<|begin_of_image|><|image|><|end_of_image|>",
-    _edges(14, frames=2),
-    {
+GLM4V = ZooModel(
+    target="<|begin_of_image|><|image|><|end_of_image|>",
+    processor_name="Glm4vProcessor",
+    parts=grids("Glm4v", edges(14, frames=2), "Glm4v"),
+    named={
         "image_token": "<|image|>",
         "video_token": "<|video|>",
         "image_start_token": "<|begin_of_image|>",
@@ -254,22 +144,22 @@ GLM4V = Processing(
         "video_start_token": "<|begin_of_video|>",
         "video_end_token": "<|end_of_video|>",
     },
-    image_cls="Glm4vImageProcessorPil",
-    video_cls="Glm4vVideoProcessor",
 )
-GLM46V = replace(GLM4V, cls="Glm46VProcessor", image_cls="Glm46VImageProcessorPil", video_cls="Glm46VVideoProcessor")
+GLM46V = replace(
+    GLM4V,
+    processor_name="Glm46VProcessor",
+    parts=grids("Glm46V", edges(14, frames=2), "Glm46V"),
+)
 GLM5 = replace(
     GLM4V,
-    cls="Glm5NextProcessor",
-    images={"patch_size": 14, "min_image_tokens": 2, "max_image_tokens": 12},
-    image_cls="Glm5NextImageProcessorPil",
-    video_cls="Glm5NextVideoProcessor",
+    processor_name="Glm5NextProcessor",
+    parts=grids("Glm5Next", {"patch_size": 14, "min_image_tokens": 2, "max_image_tokens": 12}, "Glm5Next"),
 )
-ERNIE = Processing(
-    "Ernie4_5_VLMoeProcessor",
-    "Picture {number}:<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>",
-    _edges(14),
-    {
+ERNIE = ZooModel(
+    target="Picture {number}:<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>",
+    processor_name="Ernie4_5_VLMoeProcessor",
+    parts=grids("Ernie4_5_VLMoe", edges(14), "Ernie4_5_VLMoe", {"font": "", "draw_on_frames": False}),
+    named={
         "image_token": "<|IMAGE_PLACEHOLDER|>",
         "image_start_token": "<|IMAGE_START|>",
         "image_end_token": "<|IMAGE_END|>",
@@ -277,38 +167,42 @@ ERNIE = Processing(
         "video_start_token": "<|VIDEO_START|>",
         "video_end_token": "<|VIDEO_END|>",
     },
-    image_cls="Ernie4_5_VLMoeImageProcessorPil",
-    video_cls="Ernie4_5_VLMoeVideoProcessor",
-    videos={"font": "", "draw_on_frames": False},
 )
-PADDLE = Processing(
-    "PaddleOCRVLProcessor",
-    "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>",
-    _edges(14),
-    {
+PADDLE = ZooModel(
+    target="<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>",
+    processor_name="PaddleOCRVLProcessor",
+    parts=grids("PaddleOCRVL", edges(14)),
+    named={
         "image_token": "<|IMAGE_PLACEHOLDER|>",
         "video_token": "<|VIDEO_PLACEHOLDER|>",
         "vision_start_token": "<|IMAGE_START|>",
         "vision_end_token": "<|IMAGE_END|>",
     },
-    image_cls="PaddleOCRVLImageProcessorPil",
 )
-_HUNYUAN_START, _HUNYUAN_END, _HUNYUAN_IMAGE = (
+HUNYUAN_START, HUNYUAN_END, HUNYUAN_IMAGE = (
     f"<\uff5chy_place\u2581holder\u2581no\u2581{number}\uff5c>" for number in (100, 101, 102)
 )
-HUNYUAN = Processing(
-    "HunYuanVLProcessor",
-    _HUNYUAN_START + _HUNYUAN_IMAGE + _HUNYUAN_END,
-    _edges(16),
-    {"image_token": _HUNYUAN_IMAGE, "image_start_token": _HUNYUAN_START, "image_end_token": _HUNYUAN_END},
-    ids={"im_start_id": _HUNYUAN_START, "im_end_id": _HUNYUAN_END},
-    image_cls="HunYuanVLImageProcessorPil",
+HUNYUAN = ZooModel(
+    target=HUNYUAN_START + HUNYUAN_IMAGE + HUNYUAN_END,
+    processor_name="HunYuanVLProcessor",
+    parts=grids("HunYuanVL", edges(16)),
+    named={
+        "image_token": HUNYUAN_IMAGE,
+        "image_start_token": HUNYUAN_START,
+        "image_end_token": HUNYUAN_END,
+    },
+    config={"im_start_id": HUNYUAN_START, "im_end_id": HUNYUAN_END},
 )
-MINICPM = Processing(
-    "MiniCPMV4_6Processor",
-    "<|image_pad|>",
-    {"patch_size": 4, "scale_resolution": 32},
-    {
+MINICPM = ZooModel(
+    target="<|image_pad|>",
+    processor_name="MiniCPMV4_6Processor",
+    parts=grids(
+        "MiniCPMV4_6",
+        {"patch_size": 4, "scale_resolution": 32},
+        "MiniCPMV4_6",
+        {"slice_mode": True, "downsample_mode": "16x"},
+    ),
+    named={
         "image_token": "<|image_pad|>",
         "video_token": "<|video_pad|>",
         "image_start_token": "<image>",
@@ -318,114 +212,31 @@ MINICPM = Processing(
         "image_id_start_token": "<image_id>",
         "image_id_end_token": "</image_id>",
     },
-    image_cls="MiniCPMV4_6ImageProcessorPil",
-    video_cls="MiniCPMV4_6VideoProcessor",
-    videos={"slice_mode": True, "downsample_mode": "16x"},
 )
 MINICPM4_7 = replace(
     MINICPM,
-    cls="MiniCPMV4_7Processor",
-    ids={
+    processor_name="MiniCPMV4_7Processor",
+    config={
         "image_start_id": "<image>",
         "image_end_id": "</image>",
         "slice_start_id": "<slice>",
         "slice_end_id": "</slice>",
-        "newline_id": "\N{LATIN CAPITAL LETTER C WITH DOT ABOVE}",  # a line feed, in the bytes of the vocabulary
+        "newline_id": "\N{LATIN CAPITAL LETTER C WITH DOT ABOVE}",
     },
 )
-DEEPSEEK = Processing(
-    "DeepseekOcr2Processor",
-    "<image>",
+DEEPSEEK = ZooModel(
+    target="<image>",
+    processor_name="DeepseekOcr2Processor",
     # As many patches as in the published sizes, which the learned queries fix: 64 by 64, and 48 by 48 of a tile.
-    {"size": {"height": 64, "width": 64}, "tile_size": 48},
-    {"image_token": "<image>"},
-    image_cls="DeepseekOcr2ImageProcessorPil",
+    parts={
+        "image_processor": (
+            "DeepseekOcr2ImageProcessorPil",
+            {"size": {"height": 64, "width": 64}, "tile_size": 48},
+        )
+    },
     options={"patch_size": 1},
+    named={"image_token": "<image>"},
 )
-
-
-# --- a model type -----------------------------------------------------------------------------------------------------
-
-
-class Grids(TinyFamily):
-    """A tiny random model of the type ``name``."""
-
-    def __init__(
-        self,
-        name: str,
-        processing: Processing,
-        *,
-        text: _Settings,
-        vision: _Settings,
-        tied: bool = False,
-        seed: int = 0,
-        context: int = TinyFamily.context,
-        **config: Any,
-    ) -> None:
-        self.name = name
-        self.processing = processing
-        written = (
-            (Modality.IMAGE, processing.image),
-            (Modality.VIDEO, processing.video),
-            (Modality.AUDIO, processing.clip),
-        )
-        self.targets = tuple((modality, target) for modality, target in written if target is not None)
-        self.seed = seed
-        self.context = context
-        self._text = {"max_position_embeddings": context, "tie_word_embeddings": tied, **text}
-        self._config = {"vision_config": dict(vision), "tie_word_embeddings": tied, **config}
-
-    @property
-    def needs_torchvision(self) -> bool:
-        return self.processing.video is not None
-
-    @property
-    def template(self) -> str:
-        """The usual one, which also counts images."""
-        counted = super().template.replace("{number}", "' ~ images.number ~ '")
-        return "{%- set images = namespace(number=0) -%}" + counted.replace(
-            "== 'image' -%}", "== 'image' -%}{%- set images.number = images.number + 1 -%}"
-        )
-
-    def processor(self) -> Any:
-        return self.processing.build(self.template)
-
-    def load_processor(self, directory: Path) -> Any:
-        return self.processing.load(directory, self.template)
-
-    def inputs(self, processor: Any, text: str, items: Sequence[Item]) -> Any:
-        with warnings.catch_warnings():
-            # Some processors of transformers 5.24 pass a tensor of tokens to numpy.
-            warnings.filterwarnings("ignore", "__array", DeprecationWarning)
-            return processor(
-                text=text, **arguments_of(items, fps=self.processing.fps), return_tensors="pt", **self.processing.call
-            )
-
-    def item(self, rng: random.Random, modality: Modality) -> Item:
-        return random_item(rng, modality)
-
-    def model(self) -> Any:
-        sizes = llama_sizes(len(self.processing.tokenizer()), **self._text)
-        ids = self.processing.token_ids()
-        config = transformers.AutoConfig.for_model(self.model_type, text_config=sizes, **ids, **self._config)
-        return _with_clear_answers(transformers.AutoModelForImageTextToText.from_config(config).float())
-
-
-@torch.no_grad()
-def _with_clear_answers(model: Any) -> Any:
-    """The model with weights scaled by their fan-in; the usual narrow range makes all tokens alike."""
-    embeddings = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
-    for name, weight in model.named_parameters():
-        if id(weight) in embeddings:
-            weight.normal_(0, 0.25)
-        elif weight.dim() >= 2:
-            inputs = weight.shape[-1] if ".experts." in name else weight[0].numel()
-            weight.normal_(0, (4 if name == "lm_head.weight" else 1.5) * inputs**-0.5)
-        elif name.endswith("bias"):
-            weight.normal_(0, 0.1)
-        elif name.endswith("linear_attn.A_log"):
-            weight.uniform_(-5, -1)  # linear attention remembers some ten to a hundred tokens
-    return model
 
 
 # --- parts of configurations ------------------------------------------------------------------------------------------
@@ -495,18 +306,21 @@ _FEW_PIXELS = {"size": {"shortest_edge": 784, "longest_edge": 6272}}
 """Limits of videos, and of frames."""
 
 ZOO = (
-    Grids("qwen3_5", QWEN, text=_QWEN3_5_TEXT, vision=_QWEN_VISION),
-    Grids(
+    QWEN.of("qwen3_5", text=_QWEN3_5_TEXT, vision=_QWEN_VISION),
+    replace(
+        QWEN,
+        also={Modality.VIDEO: "<|vision_start|><|video_pad|><|vision_end|>"},
+        parts=grids("Qwen2VL", edges(16), "Qwen3VL", {"patch_size": 16, **_SMALL_VIDEOS}),
+        needs_torchvision=True,
+    ).of(
         "qwen3_5--video",
-        replace(QWEN, video="<|vision_start|><|video_pad|><|vision_end|>", videos={"patch_size": 16, **_SMALL_VIDEOS}),
         text=_QWEN3_5_TEXT,
         vision=_QWEN_VISION,
     ),
-    Grids("qwen3_5_moe", QWEN, text=_QWEN3_5_MOE_TEXT, vision=_QWEN_VISION),
-    Grids("qwen3_vl_moe", QWEN, text=_QWEN3_MOE_TEXT, vision=_DEEPSTACK_VISION),
-    Grids(
+    QWEN.of("qwen3_5_moe", text=_QWEN3_5_MOE_TEXT, vision=_QWEN_VISION),
+    QWEN.of("qwen3_vl_moe", text=_QWEN3_MOE_TEXT, vision=_DEEPSTACK_VISION),
+    QWEN.of(
         "qwen4_exp",
-        QWEN,
         text={
             **_QWEN3_5_MOE_TEXT,
             "layer_types": ["linear_attention"] * 3 + ["indexed_attention"],
@@ -524,10 +338,9 @@ ZOO = (
         vision=_QWEN_VISION,
         seed=1,
     ),
-    Grids("cosmos3_omni", QWEN, text=_QWEN3_TEXT, vision=_DEEPSTACK_VISION, seed=1),
-    Grids(
+    QWEN.of("cosmos3_omni", text=_QWEN3_TEXT, vision=_DEEPSTACK_VISION, seed=1),
+    replace(QWEN, processor_name="Lfm3VlProcessor").of(
         "lfm3_vl",
-        replace(QWEN, cls="Lfm3VlProcessor"),
         text={
             "model_type": "lfm3",
             "num_hidden_layers": 5,
@@ -542,17 +355,15 @@ ZOO = (
         projector_hidden_size=64,
         tied=True,
     ),
-    Grids(
+    COSMOS_EDGE.of(
         "cosmos3_edge",
-        COSMOS_EDGE,
         text={"head_dim": 16, **_rope(4, 2, 2)},
         vision={**siglip_sizes(), "num_patches": 64},
         projector_hidden_size=128,
         seed=1,
     ),
-    Grids(
+    COMPASS.of(
         "cohere_compass",
-        COMPASS,
         text={
             "num_hidden_layers": 4,
             "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
@@ -567,38 +378,39 @@ ZOO = (
         tied=True,
         seed=1,
     ),
-    Grids(
+    QWEN2_5_OMNI.of(
         "qwen2_5_omni_thinker",
+        text=_rope(2, 3, 3),
+        vision=_WINDOW_VISION,
+        audio_config=_OMNI_AUDIO,
+        seed=1,
+    ),
+    replace(
         QWEN2_5_OMNI,
-        text=_rope(2, 3, 3),
-        vision=_WINDOW_VISION,
-        audio_config=_OMNI_AUDIO,
-        seed=1,
-    ),
-    Grids(
+        also={Modality.VIDEO: "<|vision_bos|><|VIDEO|><|vision_eos|>", **QWEN2_5_OMNI.also},
+        parts=grids("Qwen2VL", edges(14), "Qwen2VL", _FEW_PIXELS) | HEARING,
+        fps=2.0,
+        needs_torchvision=True,
+    ).of(
         "qwen2_5_omni_thinker--video",
-        replace(QWEN2_5_OMNI, video="<|vision_bos|><|VIDEO|><|vision_eos|>", videos=_FEW_PIXELS, fps=2.0),
         text=_rope(2, 3, 3),
         vision=_WINDOW_VISION,
         audio_config=_OMNI_AUDIO,
         seed=1,
     ),
-    Grids(
+    QWEN3_OMNI.of(
         "qwen3_omni_moe_thinker",
-        QWEN3_OMNI,
         text=_QWEN3_MOE_TEXT,
         vision=_DEEPSTACK_VISION,
         audio_config={**_OMNI_AUDIO, "downsample_hidden_size": 16},
     ),
-    Grids(
+    EXAONE.of(
         "exaone4_5",
-        EXAONE,
         text={"model_type": "exaone4", "num_hidden_layers": 4, "sliding_window": 16, "sliding_window_pattern": 4},
         vision={**_WINDOW_VISION, "num_key_value_heads": 1},
     ),
-    Grids(
+    HYPERCLOVA.of(
         "hyperclovax_vision_v2",
-        HYPERCLOVA,
         text={
             "model_type": "hyperclovax",
             "embedding_multiplier": 2.0,
@@ -608,39 +420,40 @@ ZOO = (
         vision=_WINDOW_VISION,
         seed=3,
     ),
-    Grids(
+    VIDEO_LLAMA.of(
         "video_llama_3",
-        VIDEO_LLAMA,
         text={"model_type": "qwen2"},
         vision=siglip_sizes(patch_size=14),
         tied=True,
         seed=1,
     ),
-    Grids("glm4v", GLM4V, text=_GLM_TEXT, vision=_GLM_VISION, seed=1),
-    Grids(
+    GLM4V.of("glm4v", text=_GLM_TEXT, vision=_GLM_VISION, seed=1),
+    replace(
+        GLM4V,
+        target="<|begin_of_video|><|video|><|end_of_video|>",
+        modality=Modality.VIDEO,
+        parts=grids("Glm4v", edges(14, frames=2), "Glm4v", _SMALL_VIDEOS),
+        needs_torchvision=True,
+    ).of(
         "glm4v--video",  # apart from images, beside which transformers refuses videos
-        replace(GLM4V, image=None, video="<|begin_of_video|><|video|><|end_of_video|>", videos=_SMALL_VIDEOS),
         text=_GLM_TEXT,
         vision=_GLM_VISION,
         seed=1,
     ),
-    Grids("glm46v", GLM46V, text={"model_type": "glm4v_text", **_GLM_TEXT}, vision=_GLM_VISION, seed=1),
-    Grids(
+    GLM46V.of("glm46v", text={"model_type": "glm4v_text", **_GLM_TEXT}, vision=_GLM_VISION, seed=1),
+    GLM4V.of(
         "glm4v_moe",
-        GLM4V,
         text={**_GLM_TEXT, **_ROUTED_EXPERTS, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1},
         vision=_GLM_VISION,
     ),
-    Grids(
+    GLM46V.of(
         "glm_ocr",
-        GLM46V,
         text={"head_dim": 16, **_rope(2, 3, 3)},
         vision={**_GLM_VISION, "attention_bias": True},
         seed=2,
     ),
-    Grids(
+    GLM5.of(
         "glm5_next",
-        GLM5,
         text={
             **_ROUTED_EXPERTS,
             **_LATENT_ATTENTION,
@@ -653,9 +466,8 @@ ZOO = (
         },
         vision={**_GLM_VISION, "projection_intermediate_size": 64},
     ),
-    Grids(
+    ERNIE.of(
         "ernie4_5_vl_moe",
-        ERNIE,
         text={
             "moe_num_experts": 8,
             "moe_k": 2,
@@ -667,23 +479,20 @@ ZOO = (
         tied=True,
         seed=1,
     ),
-    Grids("paddleocr_vl", PADDLE, text={"head_dim": 16, **_rope(2, 3, 3)}, vision=siglip_sizes(image_size=112), seed=1),
-    Grids(
+    PADDLE.of("paddleocr_vl", text={"head_dim": 16, **_rope(2, 3, 3)}, vision=siglip_sizes(image_size=112), seed=1),
+    HUNYUAN.of(
         "hunyuan_vl",
-        HUNYUAN,
         text={"head_dim": 16, **_rope(2, 2, 2, 2, rope_type="dynamic", alpha=1000.0, factor=1.0)},
         vision=_HUNYUAN_VISION,
         tied=True,
     ),
-    Grids(
+    HUNYUAN_V4.of(
         "hy_v4_vl",
-        HUNYUAN_V4,
         text={**_ROUTED_EXPERTS, **_LATENT_ATTENTION, **_INDEXER, "qk_rope_head_dim": 16, **_rope(4, 2, 2)},
         vision=_HUNYUAN_VISION,
     ),
-    Grids(
+    DOTS.of(
         "dots3_note",
-        DOTS,
         text={
             **_ROUTED_EXPERTS,
             **_LATENT_ATTENTION,
@@ -717,11 +526,10 @@ ZOO = (
         },
         seed=1,
     ),
-    Grids("minicpmv4_6", MINICPM, text=_MINICPM_TEXT, vision=_MINICPM_VISION, insert_layer_id=1, tied=True),
-    Grids("minicpmv4_7", MINICPM4_7, text=_MINICPM_TEXT, vision=_MINICPM_VISION, insert_layer_id=1, tied=True),
-    Grids(
+    MINICPM.of("minicpmv4_6", text=_MINICPM_TEXT, vision=_MINICPM_VISION, insert_layer_id=1, tied=True),
+    MINICPM4_7.of("minicpmv4_7", text=_MINICPM_TEXT, vision=_MINICPM_VISION, insert_layer_id=1, tied=True),
+    DEEPSEEK.of(
         "deepseek_ocr2",
-        DEEPSEEK,
         text={
             **_ROUTED_EXPERTS,
             "num_key_value_heads": 4,

@@ -1,10 +1,12 @@
 """Tiny models of types whose images become tiles, and all others that this package's modules name."""
 
+from dataclasses import replace
 from typing import Any
 
 from tests.integration.families.harness import transformers
 from tests.models import zoo_clips, zoo_patches, zoo_runs
 from tests.models.zoo import SLIDING, TILE, VOCABULARY, ZooModel, decoder, places, vision
+from triptych.domain.media import Modality
 
 PINPOINTS = [[32, 64], [64, 32], [64, 64], [96, 32], [32, 96]]
 
@@ -129,6 +131,8 @@ PHI4_MULTIMODAL = ZooModel(
     name="phi4_multimodal",
     seed=4,
     target="<|image|>",
+    also={Modality.AUDIO: "<|audio|>"},
+    clip_s=1.5,
     processor_name="Phi4MultimodalProcessor",
     parts={
         # The image processor counts on 16 x 16 tokens, hence patches of two pixels.
@@ -141,7 +145,7 @@ PHI4_MULTIMODAL = ZooModel(
     named={"image_token": "<|image|>", "audio_token": "<|audio|>"},
     config=decoder(
         max_position_embeddings=16_384,
-        original_max_position_embeddings=4096,
+        original_max_position_embeddings=256,
         tie_word_embeddings=True,
         rope_parameters={
             "rope_type": "longrope",
@@ -174,6 +178,17 @@ PHI4_MULTIMODAL = ZooModel(
     needs_torchvision=True,
     context=4096,
     gains={"qkv_proj": 2.0},
+    unspoken=("<|image|>", "<|audio|>"),
+)
+
+PHI4_MULTIMODAL_AUDIO = replace(
+    PHI4_MULTIMODAL,
+    name="phi4_multimodal--audio",
+    target="<|audio|>",
+    modality=Modality.AUDIO,
+    also={},
+    clip_s=None,
+    most_items=1,
 )
 
 AYA_VISION = ZooModel(
@@ -478,6 +493,7 @@ ZOO = (
     COHERE2_VISION,
     MOLMO2,
     PHI4_MULTIMODAL,
+    PHI4_MULTIMODAL_AUDIO,
     AYA_VISION,
     OVIS2,
     GRANITE4_VISION,

@@ -1,17 +1,15 @@
 """Gemma 3n, whose vision tower is one of timm, and whose projectors embed the tokens around items."""
 
+from dataclasses import replace
 from typing import Any
-
-import torch
 
 from tests.integration.families.harness import COMMON, tokenizer, transformers
 from tests.models.zoo import VOCABULARY, ZooModel, decoder
 from tests.models.zoo_patches import GEMMA4_IDS, GEMMA4_TOKENS
+from triptych.domain.media import Modality
 
 _NAMES = ("boi_token", "boa_token", "eoi_token", "image_token", "eoa_token", "audio_token")
 """The last tokens: two of the language model, two of the vision projector, two of the audio projector."""
-_PROJECTED = 4
-"""Tokens of projectors."""
 
 
 class _Gemma3n(ZooModel):
@@ -24,23 +22,18 @@ class _Gemma3n(ZooModel):
             extra_special_tokens={name: GEMMA4_TOKENS[name] for name in _NAMES},
         )
 
-    def model(self) -> Any:
-        """Never answers with tokens of projectors, as published ones do not: the embedding is the head too."""
-        whole = super().model()
-        with torch.no_grad():
-            whole.get_input_embeddings().weight[-_PROJECTED:] = 0
-        return whole
-
 
 GEMMA3N = _Gemma3n(
     name="gemma3n",
     target="<|image|>",
+    also={Modality.AUDIO: "<|audio|>"},
+    clip_s=1.5,
     processor_name="Gemma3nProcessor",
     parts={
         "image_processor": ("SiglipImageProcessorPil", {"size": {"height": 64, "width": 64}}),
         "feature_extractor": ("Gemma3nAudioFeatureExtractor", {}),
     },
-    options={"image_seq_length": 4},
+    options={"image_seq_length": 4, "audio_seq_length": 40},
     config={
         "text_config": decoder(
             num_hidden_layers=6,
@@ -70,11 +63,18 @@ GEMMA3N = _Gemma3n(
             "vocab_offset": "<audio|>",
         },
         "vision_soft_tokens_per_image": 4,
+        "audio_soft_tokens_per_image": 40,
         **{name: GEMMA4_IDS[name] for name in ("boi_token_id", "eoi_token_id", "image_token_id")},
         **{name: GEMMA4_IDS[name] for name in ("boa_token_id", "audio_token_id")},
         "eoa_token_id": "<audio|>",
         "tie_word_embeddings": True,
     },
     gains={"post_": 8.0},
+    unspoken=[GEMMA4_TOKENS[name] for name in _NAMES[2:]],  # the projectors'
     needs_torchvision=True,
 )
+
+GEMMA3N_AUDIO = replace(
+    GEMMA3N, name="gemma3n--audio", modality=Modality.AUDIO, target="<|audio|>", also={}, clip_s=None, most_items=1
+)
+ZOO = (GEMMA3N, GEMMA3N_AUDIO)

@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -30,7 +29,7 @@ from tests.integration.families.tiny_qwen2_audio import TinyQwen2Audio
 from tests.integration.families.tiny_qwen_vl import TinyQwen2VL, TinyQwen3VL, TinyQwen25VL, TinyQwenVL
 from tests.integration.families.tiny_smolvlm import TinySmolVlm
 from tests.models.conftest import ZOO
-from tests.models.zoo_grids import Grids
+from tests.models.zoo import VIDEOS, ZooModel
 from tests.unit.families.video_processors import video_processor
 from triptych.demo import MODEL_DIR
 from triptych.media.sniff import MediaLimits, inspect_media
@@ -277,13 +276,14 @@ def _wide_video(rng: random.Random) -> Item:
 
 def _of_zoo(name: str) -> Tiny:
     """A model of ``tests.models``, with heads of 32. vLLM by itself is not asked."""
-    made: Any = copy(ZOO[name])
-    if isinstance(made, Grids):
-        made._text = {**made._text, "head_dim": 32}
-        videos = {"size": {"shortest_edge": 784, "longest_edge": 6272}, **made.processing.videos}
-        made.processing = replace(made.processing, videos=videos)
-    else:
-        made.text = {"head_dim": 32}
+    tiny = ZOO[name]
+    assert isinstance(tiny, ZooModel)
+    parts = dict(tiny.parts)
+    if VIDEOS in parts:
+        kind, settings = parts[VIDEOS]
+        parts[VIDEOS] = kind, {"size": {"shortest_edge": 784, "longest_edge": 6272}, **settings}
+    made: Any = replace(tiny, parts=parts)
+    made.text = {"head_dim": 32}
     return Tiny(made, _IMAGES, vllm_prepares=-1)
 
 

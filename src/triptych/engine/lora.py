@@ -152,7 +152,7 @@ class LoraLayers:
         encoders: Collection[str] = (),
         is_encoder: bool = False,
     ) -> None:
-        """``encoders``: names of the children of the model that encode; matrices of others than these and the decoder are refused.
+        """``encoders``: names of the children of the model that only encode; matrices of others than these and the decoder are refused.
         ``is_encoder``: the part has them as children. Else it is the decoder.
         """
         self._part = part
@@ -361,7 +361,7 @@ def _matrices(raw: bytes, encoders: Collection[str]) -> tuple[_Matrices, _Matric
             of_encoder.setdefault(match[1], {})[match[3]] = tensor
         else:
             raise BadModel(
-                f"{ADAPTER_WEIGHTS} has a tensor that is no matrix of a layer of the language model, nor of an encoder: {_shown(name)}"
+                f"{ADAPTER_WEIGHTS} has a tensor that is no matrix of a layer of the language model, nor of a part that only encodes: {_shown(name)}"
             )
     return of_decoder, of_encoder
 

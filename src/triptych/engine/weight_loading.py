@@ -28,6 +28,8 @@ LANGUAGE_MODELS = ("language_model", "text_model", "model", "decoder")
 """Attribute names of the language model within the multimodal base model, over all architectures."""
 HEADS = ("lm_head", "proj_out")
 """Attribute names of the head beside the base model."""
+_FILLER = "embed_tokens_extend"
+"""Attribute name of the towers in a language model that has them itself (Phi-4-multimodal)."""
 
 
 class RemovedPart(nn.Identity):
@@ -51,6 +53,12 @@ def language_model_name(base: nn.Module) -> str:
     if name is None:
         raise BadModel(f"{type(base).__name__} has no language model apart from its encoders")
     return name
+
+
+def filler_of(base: nn.Module) -> nn.Module | None:
+    """The part of a language model that fills embeddings with items; None where the base model does."""
+    filler: nn.Module | None = getattr(getattr(base, language_model_name(base)), _FILLER, None)
+    return filler
 
 
 def encoder_names(base: nn.Module) -> frozenset[str]:
@@ -157,6 +165,9 @@ def _part_class(whole: Any, part: ModelPart, *, keeps_projectors: bool) -> Any:
 def _drop_other_part(base: nn.Module, part: ModelPart, *, keeps_projectors: bool) -> None:
     """With ``keeps_projectors`` a decoder loses its towers only, as its forward method may embed tokens by what else it has."""
     language_model = language_model_name(base)
+    if filler_of(base) is not None:
+        _drop_other_part_within(getattr(base, language_model), part)
+        return
     for name, child in list(base.named_children()):
         if part is ModelPart.ENCODER and name != language_model:
             continue
@@ -171,3 +182,10 @@ def _drop_other_part(base: nn.Module, part: ModelPart, *, keeps_projectors: bool
     marked: Any = base
     if part is ModelPart.DECODER:
         marked._is_hf_initialized = True  # noqa: SLF001 - or the loader would initialize removed parameters
+
+
+def _drop_other_part_within(language_model: nn.Module, part: ModelPart) -> None:
+    """The same for a language model that has the towers itself."""
+    for name, _ in list(language_model.named_children()):
+        if (name == _FILLER) is (part is ModelPart.DECODER):
+            setattr(language_model, name, RemovedPart())

@@ -19,6 +19,10 @@ from triptych.families.qwen_vision import frame_rate
 
 MOST_EXTRA_VALUES = 64
 """Values of a tensor that is transferred beside rows, such as a grid of patches."""
+BESIDE_IMAGES: Mapping[str, str] = {"phi4_multimodal": "image_pixel_values"}
+"""Models that encode clips otherwise in requests with images, and the argument of their forward method that tells them."""
+_BESIDE = "beside_images"
+"""Name of the option of such a clip."""
 _KEPT_SIZES = 4096
 _PLACE = "place"
 """Name of the option that says how many items of its modality precede an item."""
@@ -123,7 +127,10 @@ class GenericFamily:
         return self.facts.sample_rate_hz
 
     def together(self, infos: Sequence[MediaInfo]) -> tuple[MediaInfo, ...]:
-        """``families.base.RequestDependent``: an item's place among those of its modality, where that matters."""
+        """``families.base.RequestDependent``: an item's place among those of its modality, and images beside it, where they matter."""
+        if self.model_type in BESIDE_IMAGES and any(info.modality is Modality.IMAGE for info in infos):
+            beside = ((_BESIDE, ""),)
+            infos = [replace(info, options=beside) if info.modality is Modality.AUDIO else info for info in infos]
         if not self.facts.numbered:
             return tuple(infos)
         places: Counter[Modality] = Counter()
@@ -160,6 +167,10 @@ class GenericFamily:
                 info.modality, info.width, info.height, place=place, frames=info.frames, duration_s=info.duration_s
             )
         return BlankItem(info.modality, info.width, info.height, place=place)
+
+    def is_beside_images(self, info: MediaInfo) -> bool:
+        """Whether a clip is encoded as in requests with images, which matters."""
+        return _BESIDE in dict(info.options)
 
     def sampled_frames(self, info: MediaInfo) -> tuple[int, ...]:
         """``families.base.SamplesFrames``, of a video."""

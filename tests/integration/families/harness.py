@@ -274,20 +274,20 @@ def encoder_process(device: str = "cpu") -> Iterator[Encode]:
         yield lambda directory, items: pool.submit(_encode, str(directory), list(items), device).result()
 
 
-_engines: dict[str, TransformersEncoderEngine] = {}
+_engines: dict[tuple[str, str], TransformersEncoderEngine] = {}
 
 
-def encode_here(directory: Path, items: Sequence[Item]) -> list[Encoded]:
+def encode_here(directory: Path, items: Sequence[Item], dtype: str = "float32") -> list[Encoded]:
     """``Encode`` in this process."""
-    return _encode(str(directory), list(items))
+    return _encode(str(directory), list(items), dtype=dtype)
 
 
-def _encode(directory: str, items: list[Item], device: str = "cpu") -> list[Encoded]:
+def _encode(directory: str, items: list[Item], device: str = "cpu", dtype: str = "float32") -> list[Encoded]:
     """In the encoder process: all items in one batch."""
-    if directory not in _engines:
+    if (directory, dtype) not in _engines:
         _engines.clear()  # one family after the other
-        _engines[directory] = encoder_engine(Path(directory), device=device)
-    engine = _engines[directory]
+        _engines[directory, dtype] = encoder_engine(Path(directory), device=device, dtype=dtype)
+    engine = _engines[directory, dtype]
     prepared = [engine.prepare(item.media, item.info) for item in items]
     return [
         (item.tokens, tuple((tensor.spec, bytes(tensor.data)) for tensor in tensors))
@@ -308,6 +308,8 @@ class Case:
     device: str = "cpu"
     """Of the text engines. The reference is computed on the CPU."""
     margin: float = MARGIN
+    dtype: str = "float32"
+    """Of text engines and the reference. ``encode`` has to use the same."""
     _answers: dict[tuple[Question, int], list[int]] = field(default_factory=dict)
 
     @cached_property
@@ -318,7 +320,7 @@ class Case:
     def _whole(self) -> Any:
         config = transformers.AutoConfig.from_pretrained(self.directory)
         cls = getattr(transformers, config.architectures[0])
-        whole = cls.from_pretrained(self.directory, dtype=torch.float32).eval()
+        whole = cls.from_pretrained(self.directory, dtype=getattr(torch, self.dtype)).eval()
         self.tiny.adjust(whole)
         return whole
 
@@ -332,7 +334,7 @@ class Case:
         return (1 << 22) // self.engine(kv_cache_bytes=1 << 22).kv_tokens
 
     def engine(self, **changes: Any) -> TransformersTextEngine:
-        usual = {"kv_cache_bytes": 32 << 20, "token_budget": 512, "device": self.device}
+        usual = {"kv_cache_bytes": 32 << 20, "token_budget": 512, "device": self.device, "dtype": self.dtype}
         return text_engine(self.directory, **(usual | changes))
 
     def question(self, seed: int, items: int) -> Question:

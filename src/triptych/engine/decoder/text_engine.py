@@ -31,7 +31,7 @@ from triptych.engine.decoder.sampling import Sampled, sample
 from triptych.engine.decoder.sequence import EngineSequence, Limits, accept
 from triptych.engine.decoder.sequence_states import StateAccess
 from triptych.engine.decoder.setup import DecoderSetup, KvOptions, build_runner
-from triptych.engine.families.adapters import CachingDecoderAdapter
+from triptych.engine.families.adapters import CachingDecoderAdapter, UnprovenDecoderAdapter
 from triptych.engine.families.item_processor import ItemProcessor
 from triptych.engine.families.registry import adapters_of
 from triptych.engine.fastest_products import choose_products, load_copies, unload_copies
@@ -105,6 +105,8 @@ class TransformersTextEngine:
         self._made = setup
         self._runner: ModelRunner = setup.runner
         encoders = encoder_names(base_of(model))
+        if isinstance(self._adapter, UnprovenDecoderAdapter):
+            encoders -= self._adapter.embedding_parts
         self.loras = self._runner.loras = LoraLayers(decoder, loras or LoraLimits(), encoders=encoders)
         self._mover = KvMover(setup.cache) if setup.cache is not None else None
         self._batch = self._new_batch(PrefillBudget(options.most_step_tokens), max_sequences)

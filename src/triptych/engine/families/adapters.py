@@ -165,6 +165,11 @@ class UnprovenDecoderAdapter(DecoderAdapter, Protocol):
         """Whether such passes may be tried; else each sequence has a cache of its own."""
         ...
 
+    @property
+    def embedding_parts(self) -> frozenset[str]:
+        """Parts of the base model that embed tokens too, so that no LoRA adapter may change them for items alone."""
+        ...
+
 
 @runtime_checkable
 class CachingDecoderAdapter(DecoderAdapter, Protocol):

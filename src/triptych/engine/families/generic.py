@@ -36,10 +36,10 @@ from triptych.engine.families.item_media import decoded
 from triptych.engine.families.item_processor import ItemProcessor, exceeds, extras, layer_keys, mask_of, sends_lengths
 from triptych.engine.media.item import MediaItem
 from triptych.engine.tensors import domain_dtype
-from triptych.engine.weight_loading import RemovedPart, base_of, language_model_name
+from triptych.engine.weight_loading import RemovedPart, base_of, filler_of, language_model_name
 from triptych.errors import InvalidMedia, InvalidRequest
 from triptych.families.base import filled
-from triptych.families.generic import MOST_EXTRA_VALUES, GenericFamily
+from triptych.families.generic import BESIDE_IMAGES, MOST_EXTRA_VALUES, GenericFamily
 from triptych.families.model_files import BadModel
 from triptych.families.qwen3_vl import deepstack
 
@@ -141,9 +141,9 @@ class _EqualEmbeddings(nn.Module):
 class _Forward:
     """The forward method of a base model up to its language model."""
 
-    def __init__(self, base: nn.Module, language_model: str, recorder: Recorder) -> None:
+    def __init__(self, base: nn.Module, recorder: Recorder) -> None:
         self._base: Any = base
-        self._name, self._recorder = language_model, recorder
+        self._name, self._recorder = language_model_name(base), recorder
         self._accepts = frozenset(inspect.signature(self._base.forward).parameters)
         self.needs_mask = False
         """Whether it computes positions only where it is given a mask of the prompt's tokens."""
@@ -166,6 +166,29 @@ class _Forward:
         raise BadModel("the model's forward method does not call its language model")
 
 
+class _Filling:
+    """In place of ``_Forward``: a language model that has its towers itself embeds, and these fill in items (``filler_of``)."""
+
+    needs_mask = False
+
+    def __init__(self, filler: nn.Module, embeddings: nn.Module) -> None:
+        self._filler, self._embeddings = filler, embeddings
+        self._accepts = frozenset(inspect.signature(filler.forward).parameters)
+
+    def __call__(self, *, input_ids: torch.Tensor, **arguments: Any) -> dict[str, Any]:
+        embeds = self._embeddings(input_ids)
+        if not isinstance(self._filler, RemovedPart):
+            taken = {name: value for name, value in arguments.items() if name in self._accepts}
+            embeds = self._filler(input_ids, inputs_embeds=embeds, **taken)
+        return {"inputs_embeds": embeds}
+
+
+def _forward_of(base: nn.Module, stands_for: Any, embeddings: nn.Module) -> _Forward | _Filling:
+    """What is done to a prompt before the first layer. ``stands_for`` and ``embeddings`` as in ``Recorder``."""
+    filler = filler_of(base)
+    return _Forward(base, Recorder(stands_for, embeddings)) if filler is None else _Filling(filler, embeddings)
+
+
 @contextmanager
 def _standing_in(parent: nn.Module, name: str, module: nn.Module) -> Iterator[None]:
     """A child replaced for one call: the parent keeps it for all that looks at modules."""
@@ -175,6 +198,20 @@ def _standing_in(parent: nn.Module, name: str, module: nn.Module) -> Iterator[No
         yield
     finally:
         children[name] = replaced
+
+
+@contextmanager
+def _calls_noted(base: nn.Module) -> Iterator[set[str]]:
+    """Names of the children that are called meanwhile."""
+    names: set[str] = set()
+    noted = [
+        child.register_forward_hook(lambda *_, name=name: names.add(name)) for name, child in base.named_children()
+    ]
+    try:
+        yield names
+    finally:
+        for hook in noted:
+            hook.remove()
 
 
 # --- encoder ---------------------------------------------------------------------------------------------------------
@@ -192,7 +229,7 @@ class GenericEncoder:
         config: Any = model.config
         text = config.get_text_config()
         self._embeddings = _EqualEmbeddings(text.vocab_size, self._family.hidden_size, like)
-        self._forward = _Forward(base, language_model_name(base), Recorder(text, self._embeddings))
+        self._forward = _forward_of(base, text, self._embeddings)
         self._placeholders = torch.tensor(sorted(self._family.placeholder_ids))
         self._sharing: set[frozenset[str]] = set()
         """Names of features of items that may share a pass."""
@@ -212,6 +249,8 @@ class GenericEncoder:
             raise ValueError(
                 f"the processor wrote {filled(made.replacement)} placeholders, not the {expected} of its size"
             )
+        if self._family.is_beside_images(info):
+            return {**made.tensors, BESIDE_IMAGES[self._family.model_type]: torch.empty(0)}
         return made.tensors
 
     def encode(self, batch: Sequence[Features]) -> list[tuple[torch.Tensor, ...]]:
@@ -367,7 +406,7 @@ class GenericDecoder:
         has_head = hasattr(language_model, "lm_head") and hasattr(language_model, "model")
         self._decoder: Any = language_model.model if has_head else language_model
         self._embed = self._decoder.get_input_embeddings()
-        self._forward = _Forward(base, name, Recorder(self._decoder, self._embed))
+        self._forward = _forward_of(base, self._decoder, self._embed)
         for child in base.children():
             if isinstance(child, RemovedPart):
                 child.device, child.dtype = model.device, model.dtype
@@ -377,7 +416,9 @@ class GenericDecoder:
         self._axes = axes if axes > 1 else _MOST_AXES
         self._adds_rows = checkpoint.files.model_type in _ADD_ROWS
         self._head = _Head(language_model, "model") if has_head else _Head(model, name if base is model else "model")
-        shape, called = self._called_with_text()
+        with _calls_noted(base) as parts:
+            shape, called = self._called_with_text()
+        self._embedding_parts = frozenset(parts) - {name}
         self._by_token = frozenset(
             name
             for name, value in called.items()
@@ -386,7 +427,7 @@ class GenericDecoder:
         """Arguments of the language model that depend on token ids, beside embeddings."""
         self._extras: dict[str, DType] = {}
         """Data types of tensors beside rows that items may have, by name."""
-        self._is_packable = self._leaves_masks(self._processor) and not self._by_token
+        self._is_packable = self._leaves_masks(self._processor) and not self._by_token and not _turns_long(model.config)
 
     @property
     def decoder(self) -> PreTrainedModel:
@@ -397,6 +438,10 @@ class GenericDecoder:
     def is_packable(self) -> bool:
         """Whether packed passes may be tried: nothing crosses but rows, positions and rows of layers."""
         return self._is_packable
+
+    @property
+    def embedding_parts(self) -> frozenset[str]:
+        return self._embedding_parts
 
     @property
     def looks_ahead(self) -> bool:
@@ -612,6 +657,12 @@ def _positions(given: torch.Tensor | None, length: int, axes: int) -> torch.Tens
     if (positions == torch.arange(length)).all():
         return None
     return positions
+
+
+def _turns_long(config: Any) -> bool:
+    """Whether rotary frequencies depend on the length of the longest sequence in a pass."""
+    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    return rope.get("rope_type") == "longrope"
 
 
 def _without_plain_mask(called: Mapping[str, Any]) -> dict[str, Any]:

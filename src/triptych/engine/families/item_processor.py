@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from transformers import AutoConfig, AutoProcessor, AutoVideoProcessor
+from transformers import AutoConfig, AutoProcessor, AutoVideoProcessor, PretrainedConfig
 from transformers.models.auto import processing_auto
 from transformers.utils.import_utils import is_torchvision_available
 
@@ -200,7 +200,10 @@ class ItemProcessor:
     def _placeholder_strings(self) -> dict[str, int]:
         """Tokens that the model fills with items, as its configuration names them, by their strings."""
         tokenizer = self._processor.tokenizer
-        named = [value for name, value in vars(self._config).items() if _PLACEHOLDER.search(name)]
+        named = _placeholders(self._config)
+        if not named:
+            sections = (part for part in vars(self._config).values() if isinstance(part, PretrainedConfig))
+            named = [value for section in sections for value in _placeholders(section)]
         ids = dict.fromkeys(token for value in named for token in (value if isinstance(value, list) else [value]))
         known = [token_id for token_id in ids if isinstance(token_id, int) and 0 <= token_id < len(tokenizer)]
         spelled = {tokenizer.convert_ids_to_tokens(token_id): token_id for token_id in known}
@@ -365,7 +368,7 @@ def extras(
     found: list[tuple[TensorSpec, torch.Tensor]] = []
     of_text = tensors["input_ids"].shape
     for name, value in sorted(tensors.items()):
-        if value.shape == of_text:
+        if value.shape == of_text or not value.numel():
             continue
         tensor = _lengths(value) if name.endswith(_MASK) else value
         most = MOST_EXTRA_VALUES if tensor.is_floating_point() else most_integers
@@ -423,6 +426,11 @@ def layer_keys(config: Any) -> tuple[int, ...]:
         return (*(layer for _, layer in config.deepstack_layer_map), *(config.spatial_target_layers or ()))
     vision = getattr(config, "vision_config", None)
     return tuple(range(len(getattr(vision, "deepstack_visual_indexes", None) or ())))
+
+
+def _placeholders(config: Any) -> list[Any]:
+    """Values of the settings of a configuration, or of a section, that name placeholders."""
+    return [value for name, value in vars(config).items() if _PLACEHOLDER.search(name)]
 
 
 def _tensor(value: Any) -> torch.Tensor | None:

@@ -104,6 +104,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     with pytest.MonkeyPatch.context() as patched:
         if request.param == "windows":
             patched.setattr(PlainDecoder, "is_packable", False, raising=False)
+            patched.setattr(PlainDecoder, "embedding_parts", frozenset(), raising=False)
         yield Model(directory)
 
 
@@ -143,6 +144,7 @@ def test_a_window_may_be_longer_than_the_prompts_that_states_are_learned_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PlainDecoder, "is_packable", False, raising=False)
+    monkeypatch.setattr(PlainDecoder, "embedding_parts", frozenset(), raising=False)
     text = text_config(transformers.MistralConfig, sliding_window=40)
     model = Model(make_model(tmp_path, text=text))
     kind = access(model.engine()).kind
