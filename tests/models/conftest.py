@@ -11,13 +11,16 @@ from typing import Any
 import pytest
 
 from tests.integration.families.harness import Case, encode_here
-from tests.models import zoo_grids, zoo_tiles, zoo_timm
+from tests.models import zoo_clips, zoo_grids, zoo_patches, zoo_runs, zoo_tiles, zoo_timm
 from tests.models.zoo import ZooModel
 
 SPLIT_OTHERWISE = "hyperclovax_vision_v2"
 """Its class of tokenizers does not take the way in which the tiny tokenizer splits text."""
 ZOO: dict[str, ZooModel] = {
-    tiny.name: tiny for tiny in (*zoo_grids.ZOO, *zoo_tiles.ZOO, *zoo_timm.ZOO) if tiny.name != SPLIT_OTHERWISE
+    tiny.name: tiny
+    for zoo in (zoo_clips, zoo_grids, zoo_patches, zoo_runs, zoo_tiles, zoo_timm)
+    for tiny in zoo.ZOO
+    if tiny.name != SPLIT_OTHERWISE
 }
 USUAL = ("qwen3_5", "granite4_vision", "hunyuan_vl", "minicpmv4_6", "moss_transcribe_diarize")
 """Linear attention; rows for layers; a target of several tokens; places of items; audio."""

@@ -1,10 +1,9 @@
-"""Tiny models of types whose images become tiles, and all others that this package's modules name."""
+"""Tiny models of types whose images become tiles."""
 
 from dataclasses import replace
 from typing import Any
 
 from tests.integration.families.harness import transformers
-from tests.models import zoo_clips, zoo_patches, zoo_runs
 from tests.models.zoo import SLIDING, TILE, VOCABULARY, ZooModel, decoder, places, vision
 from triptych.domain.media import Modality
 
@@ -505,7 +504,4 @@ ZOO = (
     STEP3P7,
     IDEFICS2,
     GRANITE_DOCLING,
-    *zoo_patches.ZOO,
-    *zoo_runs.ZOO,
-    *zoo_clips.ZOO,
 )
