@@ -170,10 +170,9 @@ class ZooModel(TinyFamily):
     def inputs(self, processor: Any, text: str, items: Sequence[Item]) -> Any:
         if not items and self.needs_images:
             return processor.tokenizer(text, return_tensors="pt")
-        given: dict[str, Any] = (
-            {"audio": None} if self.modality is Modality.AUDIO else {}
-        )  # without which Qwen3-ASR's takes no text
-        given |= arguments_of(items, self.rate_hz, self.fps) | self.call
+        # Without the argument Qwen3-ASR's takes no text.
+        given: dict[str, Any] = {"audio": None} if self.modality is Modality.AUDIO else {}
+        given |= {**arguments_of(items, self.rate_hz, self.fps), **self.call}
         with warnings.catch_warnings():
             # Some processors of transformers 5.24 pass a tensor of tokens to numpy.
             warnings.filterwarnings("ignore", "__array", DeprecationWarning)
