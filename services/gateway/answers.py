@@ -63,7 +63,7 @@ def usage_body(usage: Usage) -> api.Usage:
 class Form(Protocol):
     """Formats one kind of answer, complete or as server-sent events."""
 
-    def whole(self, whole: Sequence[WholeChoice], usage: Usage) -> api.ChatCompletion | api.Completion: ...
+    def whole(self, whole: Sequence[WholeChoice], usage: Usage) -> Mapping[str, object]: ...
 
     def begin(self, choices: int) -> bytes:
         """Sent before the first text."""
@@ -79,8 +79,12 @@ class Form(Protocol):
 
     def finish(self, event: ChoiceFinished) -> bytes: ...
 
-    def usage(self, usage: Usage) -> bytes:
-        """b"" unless the request asked for usage."""
+    def end(self, usage: Usage) -> bytes:
+        """Sent last."""
+        ...
+
+    def failed(self, error: TriptychError) -> bytes:
+        """Sent last instead, if the answer ends early."""
         ...
 
 
@@ -139,8 +143,13 @@ class ChatForm:
     def finish(self, event: ChoiceFinished) -> bytes:
         return self._plain(event.choice, b"{}", b'"%b"' % event.reason.value.encode())
 
-    def usage(self, usage: Usage) -> bytes:
-        return _event({**self._around([]), "usage": usage_body(usage)}) if self._include_usage else b""
+    def end(self, usage: Usage) -> bytes:
+        """With the usage, if the request asked for it."""
+        return (_event({**self._around([]), "usage": usage_body(usage)}) if self._include_usage else b"") + DONE
+
+    def failed(self, error: TriptychError) -> bytes:
+        """Without [DONE]."""
+        return _event(error_body(error))
 
     def _plain(self, index: int, delta: bytes, reason: bytes = b"null") -> bytes:
         """The same bytes as ``_chunk`` for a choice without logprobs, from the template."""
@@ -150,11 +159,7 @@ class ChatForm:
     def _logprobs_body(self, logprobs: Sequence[TokenLogprobs]) -> api.ChatLogprobs | None:
         if not self._logprobs:
             return None
-        content: list[api.TokenLogprob] = [
-            {**_alternative(entry.chosen), "top_logprobs": [_alternative(top) for top in entry.top]}
-            for entry in logprobs
-        ]
-        return {"content": content, "refusal": None}
+        return {"content": [token_logprob(entry) for entry in logprobs], "refusal": None}
 
     def _chunk(
         self,
@@ -214,8 +219,13 @@ class CompletionForm:
     def finish(self, event: ChoiceFinished) -> bytes:
         return self._chunk(self._choice(event.choice, "", (), event.reason.value))
 
-    def usage(self, usage: Usage) -> bytes:
-        return _event({**self._around([]), "usage": usage_body(usage)}) if self._include_usage else b""
+    def end(self, usage: Usage) -> bytes:
+        """With the usage, if the request asked for it."""
+        return (_event({**self._around([]), "usage": usage_body(usage)}) if self._include_usage else b"") + DONE
+
+    def failed(self, error: TriptychError) -> bytes:
+        """Without [DONE]."""
+        return _event(error_body(error))
 
     def _chunk(self, choice: api.CompletionChoice) -> bytes:
         chunk = self._around([choice])
@@ -254,16 +264,12 @@ class CompletionForm:
         }
 
 
-_encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 DONE = b"data: [DONE]\n\n"
 
 
-def error_event(error: TriptychError) -> bytes:
-    return _event(error_body(error))
-
-
 def _event(document: Mapping[str, object]) -> bytes:
-    return b"data: " + _encode(document).encode() + b"\n\n"
+    return b"data: " + encode(document).encode() + b"\n\n"
 
 
 def _message(choice: WholeChoice) -> api.AssistantMessage:
@@ -288,6 +294,10 @@ def _token(alternative: Alternative) -> str:
 
 def _logprob(alternative: Alternative) -> float:
     return max(alternative.logprob, MIN_LOGPROB)
+
+
+def token_logprob(entry: TokenLogprobs) -> api.TokenLogprob:
+    return {**_alternative(entry.chosen), "top_logprobs": [_alternative(top) for top in entry.top]}
 
 
 def _alternative(alternative: Alternative) -> api.TopLogprob:

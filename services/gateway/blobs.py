@@ -13,7 +13,7 @@ MIN_BLOB_BYTES = 64 << 10
 """Shorter strings are left to the JSON parser."""
 _MAX_CANDIDATES = 16384
 """Limit on the occurrences of a field name that are examined, per body and field name."""
-_FIELDS = (b'"url"', b'"data"')
+_FIELDS = (b'"url"', b'"data"', b'"image_url"')
 """Fields that hold media, as JSON libraries write them."""
 _ESCAPES = ((b"\\/", b"/"), (b"\\n", b"\n"), (b"\\r", b"\r"))
 """Escapes of characters that base64 may contain. An escaped backslash before one of these letters leaves a backslash

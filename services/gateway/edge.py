@@ -28,6 +28,7 @@ from triptych.runtime import logs
 from .answers import error_body, error_headers
 from .http import ARRIVED_S, REFUSAL
 from .keys import Caller, KeyRing
+from .messages_form import messages_error
 from .request_ids import canonical
 from .shedding import Shedding
 
@@ -102,11 +103,11 @@ class Edge:
             if refusal is None and not is_probe:
                 refusal = self._refused()
             if refusal is not None:
-                await error_response(refusal, {"connection": "close"})(scope, receive, send_with_id)
+                await error_response(refusal, {"connection": "close"}, path=scope["path"])(scope, receive, send_with_id)
                 return
             if not is_probe and (refusal := self._shed(headers)) is not None:
                 level = logging.DEBUG  # a line for each would cost more than the rest
-                await error_response(refusal)(scope, receive, send_with_id)
+                await error_response(refusal, path=scope["path"])(scope, receive, send_with_id)
                 return
             self._check_headers(scope["method"], headers)
             await self._app(scope, receive, send_with_id)
@@ -116,7 +117,7 @@ class Edge:
             known = as_known(error, request_id)
             if status:  # the response has begun and cannot change: uvicorn cuts the connection
                 raise
-            await error_response(known)(scope, receive, send_with_id)
+            await error_response(known, path=scope["path"])(scope, receive, send_with_id)
         finally:
             took_s = self._clock() - began_s
             logger.log(level, "%s %r %d %.3fs", scope["method"], scope["path"][:200], status, took_s)
@@ -155,11 +156,16 @@ class AuthMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] != "/health":
             source = scope["client"][0] if scope.get("client") else ""
-            caller = self._keys.caller(scope["state"]["headers"].getlist("authorization"), source)
+            caller = self._keys.caller(authorizations(scope["state"]["headers"]), source)
             scope["state"]["caller"] = caller
             if scope["path"] not in _PROBES:
                 self._shedding.admit(caller.tenant)
         await self._app(scope, receive, send)
+
+
+def authorizations(headers: Headers) -> list[str]:
+    """The Authorization headers; without any, keys in ``x-api-key``, as Anthropic's clients send them."""
+    return headers.getlist("authorization") or [f"Bearer {key}" for key in headers.getlist("x-api-key")]
 
 
 def as_known(error: Exception, request_id: str) -> TriptychError:
@@ -174,13 +180,18 @@ def _no_route(error: HTTPException, scope: Scope) -> JSONResponse:
     """The router's 404 and 405, with the JSON body of all errors."""
     path = scope["path"][:200]
     if error.status_code == HTTPStatus.NOT_FOUND:
-        return error_response(NotFound(f"there is nothing at {path!r}"))
+        return error_response(NotFound(f"there is nothing at {path!r}"), path=path)
     known = InvalidRequest(f"{scope['method'][:20]} is not allowed at {path!r}")
-    return JSONResponse(error_body(known), error.status_code, error.headers)
+    return JSONResponse(_body(known, path), error.status_code, error.headers)
 
 
-def error_response(error: TriptychError, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    return JSONResponse(error_body(error), error.http_status, {**error_headers(error), **(headers or {})})
+def error_response(error: TriptychError, headers: Mapping[str, str] | None = None, *, path: str = "") -> JSONResponse:
+    """The error in the form of the API that the path belongs to."""
+    return JSONResponse(_body(error, path), error.http_status, {**error_headers(error), **(headers or {})})
+
+
+def _body(error: TriptychError, path: str) -> Mapping[str, object]:
+    return messages_error(error) if path.startswith("/v1/messages") else error_body(error)
 
 
 def host_name(host: str) -> str:

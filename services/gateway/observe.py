@@ -18,6 +18,9 @@ _ROUTES = frozenset(
     {
         "/v1/chat/completions",
         "/v1/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
         "/v1/models",
         "/tokenize",
         "/openapi.json",
@@ -27,8 +30,8 @@ _ROUTES = frozenset(
     }
 )
 """Paths that may be label values; any other path is one of the prefixes below, or ``other``."""
-_PREFIXES = ("/v1/models/", "/v1/requests/")
-_TRACED = frozenset({"/v1/chat/completions", "/v1/completions"})
+_PREFIXES = ("/v1/models/", "/v1/requests/", "/v1/responses/")
+_TRACED = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
 
 
 class Observed:

@@ -59,7 +59,7 @@ class OpenAnswer:
         self._first = await _next(self._rest)
         for event in self._first:
             if isinstance(event, FieldsIgnored):
-                self.ignored = (*self.ignored, *event.names)
+                self.ignored = (*self.ignored, *(self.request.fields.get(name, name) for name in event.names))
 
     async def aclose(self) -> None:
         await self._rest.aclose()

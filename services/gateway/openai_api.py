@@ -6,7 +6,7 @@ The fields are declared in ``openai_models``, ``openai_parts``, ``openai_tools``
 import hashlib
 import json
 from codecs import BOM_UTF8
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -76,6 +76,7 @@ _SERVED: Mapping[type[Generation], AbstractSet[str]] = {
 
 ModelT = TypeVar("ModelT", bound=Api)
 GenerationT = TypeVar("GenerationT", bound=Generation)
+ParsedT = TypeVar("ParsedT", bound="ParsedRequest")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,7 @@ def parse_chat(body: bytes | bytearray, max_item_bytes: int) -> ParsedRequest:
 
     Raises InvalidRequest or InvalidMedia, naming the field at fault in ``param``.
     """
-    return _with_blobs(body, _chat, max_item_bytes)
+    return with_blobs(body, _chat, max_item_bytes)
 
 
 def _chat(extracted: ExtractedBody, max_item_bytes: int) -> ParsedRequest:
@@ -159,7 +160,7 @@ def _chat(extracted: ExtractedBody, max_item_bytes: int) -> ParsedRequest:
         cache_salt=request.cache_salt or "",
         priority=request.priority or 0,
         service_tier=_service_tier(request),
-        template_kwargs=_template_kwargs(request),
+        template_kwargs=template_kwargs(request.chat_template_kwargs, reasoning_effort=request.reasoning_effort),
         separates_reasoning=request.separate_reasoning is not False,
         includes_reasoning=request.include_reasoning is not False,
         ignored=ignored,
@@ -190,7 +191,7 @@ def parse_completion(body: bytes | bytearray, max_item_bytes: int) -> ParsedRequ
 
 def parse_tokenize(body: bytes | bytearray, max_item_bytes: int) -> ParsedRequest:
     """Parse the body of ``/tokenize``; ``model`` is "" if none is given. Raises InvalidRequest or InvalidMedia."""
-    return _with_blobs(body, _tokenize, max_item_bytes)
+    return with_blobs(body, _tokenize, max_item_bytes)
 
 
 def _tokenize(extracted: ExtractedBody, max_item_bytes: int) -> ParsedRequest:
@@ -227,9 +228,7 @@ def tenant_salt(tenant: str, cache_salt: str) -> bytes:
     return hashlib.blake2b(pair, digest_size=32).digest()
 
 
-def _with_blobs(
-    body: bytes | bytearray, read: Callable[[ExtractedBody, int], ParsedRequest], max_item_bytes: int
-) -> ParsedRequest:
+def with_blobs(body: bytes | bytearray, read: Callable[[ExtractedBody, int], ParsedT], max_item_bytes: int) -> ParsedT:
     """Parse a body with its blobs extracted, or as plain JSON if a blob is in a field that takes no media."""
     extracted = extract_blobs(body)
     request = read(extracted, max_item_bytes)
@@ -237,23 +236,29 @@ def _with_blobs(
 
 
 def _read(body: bytes | bytearray, model: type[ModelT]) -> ModelT:
-    return _validated(_document(body), model)
+    return validated(document_of(body), model)
 
 
 def _read_generation(
     body: bytes | bytearray, model: type[GenerationT], route: On
 ) -> tuple[GenerationT, tuple[str, ...]]:
     """The request, and its fields without effect."""
-    document = _document(body)
-    request = _validated(document, model)
+    document = document_of(body)
+    request = validated(document, model)
+    return request, named(_ignored(document, model, route))
+
+
+def named(ignored: Iterable[str]) -> tuple[str, ...]:
+    """The fields without effect, as many as are named. Takes all, as any may be refused."""
     names: set[str] = set()
-    for name in _ignored(document, model, route):  # all of them, as any may be refused
+    for name in ignored:
         if len(names) <= MAX_NAMED:
             names.add(name)
-    return request, tuple(sorted(names))
+    return tuple(sorted(names))
 
 
-def _document(body: bytes | bytearray) -> dict[str, Any]:
+def document_of(body: bytes | bytearray, listed: str = "messages") -> dict[str, Any]:
+    """A body as JSON. ``listed`` is its field with messages. Raises InvalidRequest or RequestTooLarge."""
     body = body.removeprefix(BOM_UTF8)
     if len(body) > MAX_JSON_BYTES:
         raise RequestTooLarge(f"the body has {len(body)} bytes without its media, the limit is {MAX_JSON_BYTES}")
@@ -263,11 +268,11 @@ def _document(body: bytes | bytearray) -> dict[str, Any]:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from None
     if not isinstance(document, dict):
         raise InvalidRequest("the body must be a JSON object")
-    _check_parts(document.get("messages"))
+    _check_parts(document.get(listed), listed)
     return document
 
 
-def _validated(document: dict[str, Any], model: type[ModelT]) -> ModelT:
+def validated(document: dict[str, Any], model: type[ModelT]) -> ModelT:
     try:
         return model.model_validate(document)
     except ValidationError as error:
@@ -317,15 +322,20 @@ def _others(given: dict[str, Any], served: AbstractSet[str], path: str, route: O
             yield path + name
 
 
-def _check_parts(messages: object) -> None:
+def _check_parts(messages: object, name: str) -> None:
     if not isinstance(messages, list):
         return
     count = 0
     for message in messages:
         if isinstance(message, dict) and isinstance(content := message.get("content"), list):
             count += len(content)
+    check_number_of_parts(count, name)
+
+
+def check_number_of_parts(count: int, name: str) -> None:
+    """Raises InvalidRequest about the field of this name."""
     if count > MAX_PARTS:
-        raise InvalidRequest(f"messages: {count} content parts, the limit is {MAX_PARTS}", param="messages")
+        raise InvalidRequest(f"{name}: {count} content parts, the limit is {MAX_PARTS}", param=name)
 
 
 def _translate(detail: ErrorDetails) -> InvalidRequest:
@@ -384,23 +394,31 @@ def _part(
     """``param`` is the field that holds the item."""
     match part:
         case ApiAudioPart(input_audio=audio):
-            data = extracted.get(audio.data)
-            with _naming(param):
-                decode = decode_data_url if _begin(data).startswith("data:") else decode_base64
-                return MediaPart(Modality.AUDIO, decode(data, max_item_bytes))
+            return inline_item(Modality.AUDIO, extracted.get(audio.data), param, max_item_bytes)
         case ApiImagePart(image_url=where):
             modality, url = Modality.IMAGE, where.url
         case ApiVideoPart(video_url=where):
             modality, url = Modality.VIDEO, where.url
         case ApiAudioUrlPart(audio_url=where):
             modality, url = Modality.AUDIO, where.url
-    data_url = extracted.get(url)
-    if _begin(data_url).startswith("data:"):
-        with _naming(param):
-            return MediaPart(modality, decode_data_url(data_url, max_item_bytes))
-    if isinstance(data_url, str) and _begin(data_url).startswith(("https:", "http:")):
-        return Remote(message, place, modality, url, param)
-    given = data_url if isinstance(data_url, str) else bytes(data_url).decode("utf-8", "replace")
+    item = item_at(modality, extracted.get(url), param, max_item_bytes)
+    return Remote(message, place, modality, url, param) if item is None else item
+
+
+def inline_item(modality: Modality, data: str | memoryview, param: str, max_item_bytes: int) -> MediaPart:
+    """The item in base64, or in a data: URL. Raises InvalidMedia about ``param``, the field that holds it."""
+    with _naming(param):
+        decode = decode_data_url if _begin(data).startswith("data:") else decode_base64
+        return MediaPart(modality, decode(data, max_item_bytes))
+
+
+def item_at(modality: Modality, url: str | memoryview, param: str, max_item_bytes: int) -> MediaPart | None:
+    """The item in a data: URL; None for one to be fetched. Raises InvalidRequest or InvalidMedia about ``param``."""
+    if _begin(url).startswith("data:"):
+        return inline_item(modality, url, param, max_item_bytes)
+    if isinstance(url, str) and _begin(url).startswith(("https:", "http:")):
+        return None
+    given = url if isinstance(url, str) else bytes(url).decode("utf-8", "replace")
     raise InvalidRequest(f"{param}: only data:, https: and http: URLs are supported, got {shown(given)}", param=param)
 
 
@@ -438,13 +456,13 @@ def _service_tier(request: Generation) -> str:
     return "" if request.priority is not None else request.service_tier or ""
 
 
-def _template_kwargs(request: ChatCompletionRequest) -> str:
-    if request.chat_template_kwargs is None and request.reasoning_effort is None:
-        return ""
-    given = dict(request.chat_template_kwargs or {})
-    if request.reasoning_effort is not None:
-        given.setdefault("reasoning_effort", request.reasoning_effort)
-    written = json.dumps(given, ensure_ascii=False) if given else ""
+def template_kwargs(given: Mapping[str, Any] | None, **others: object) -> str:
+    """Variables of the chat template, those that are not None, as JSON; the ``given`` ones go first. Raises InvalidRequest."""
+    variables = {**(given or {})}
+    for name, value in others.items():
+        if value is not None:
+            variables.setdefault(name, value)
+    written = json.dumps(variables, ensure_ascii=False) if variables else ""
     if len(written) > MAX_TEMPLATE_KWARGS_CHARS:
         message = f"chat_template_kwargs: {len(written)} characters, the limit is {MAX_TEMPLATE_KWARGS_CHARS}"
         raise InvalidRequest(message, param="chat_template_kwargs")
@@ -457,17 +475,17 @@ def _format(request: Generation) -> ResponseFormat | None:
         return _response_format(request.response_format)
     formats = {"response_format": _response_format(request.response_format)}
     if (outputs := request.structured_outputs) is not None:
-        formats["structured_outputs"] = _json_schema(outputs.json_schema)
+        formats["structured_outputs"] = json_schema(outputs.json_schema)
         if outputs.json_object:
             formats["structured_outputs.json_object"] = ResponseFormat(Grammar.JSON_OBJECT)
-    formats["guided_json"] = _json_schema(request.guided_json)
+    formats["guided_json"] = json_schema(request.guided_json)
     given = {name: wanted for name, wanted in formats.items() if wanted is not None}
     if len(given) > 1:
         raise InvalidRequest(f"{' and '.join(given)} exclude each other", param=next(iter(given)))
     return next(iter(given.values()), None)
 
 
-def _json_schema(schema: dict[str, Any] | str | None) -> ResponseFormat | None:
+def json_schema(schema: dict[str, Any] | str | None) -> ResponseFormat | None:
     if schema is None:
         return None
     return ResponseFormat(
@@ -483,11 +501,22 @@ def _response_format(given: ApiResponseFormat | None) -> ResponseFormat | None:
             if wanted.json_schema is None:
                 param = "response_format.json_schema.schema"
                 raise InvalidRequest(f"{param}: Field required", param=param)
-            return _json_schema(wanted.json_schema)
+            return json_schema(wanted.json_schema)
     return None
 
 
 def _sampling(request: Generation, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+    return sampling_of(
+        request,
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        response_format=_format(request),
+        special_tokens=request.skip_special_tokens is False,
+    )
+
+
+def sampling_of(request: Api, **others: Any) -> SamplingParams:
+    """The sampling parameters among the fields of a request, and ``others``."""
     given: dict[str, Any] = {}
     for name in SamplingFields.model_fields.keys() & request.model_fields_set:
         value = getattr(request, name)
@@ -497,6 +526,4 @@ def _sampling(request: Generation, max_tokens: int | None, logprobs: int | None)
             given[name] = tuple((int(token), bias) for token, bias in value.items())
         elif value is not None:
             given[name] = value
-    given["max_tokens"], given["logprobs"], given["response_format"] = max_tokens, logprobs, _format(request)
-    given["special_tokens"] = request.skip_special_tokens is False
-    return SamplingParams(**given)
+    return SamplingParams(**{**given, **others})

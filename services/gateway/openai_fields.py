@@ -1,4 +1,4 @@
-"""The base class of all request bodies, and helpers for error messages."""
+"""The base classes of all request bodies, and helpers for error messages."""
 
 import json
 from typing import Any
@@ -13,6 +13,12 @@ class Api(BaseModel):
     model_config = ConfigDict(
         frozen=True, strict=True, extra="ignore", allow_inf_nan=False, use_attribute_docstrings=True
     )
+
+
+class Keeping(Api):
+    """A body, or a part of one, that keeps what it does not declare in ``model_extra``: it is refused or named later."""
+
+    model_config = ConfigDict(extra="allow")
 
 
 def shown(value: object) -> str:

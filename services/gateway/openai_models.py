@@ -3,6 +3,7 @@
 Other fields are those of ``request_fields``.
 """
 
+from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
 
@@ -16,7 +17,7 @@ from triptych.domain.chat import PRIORITY
 from triptych.domain.lora import MAX_NAME
 from triptych.domain.sampling import BIAS, PARAMETERS, Parameter
 
-from .openai_fields import Api, shown, type_tag
+from .openai_fields import Api, Keeping, shown, type_tag
 from .openai_parts import ApiContent
 from .openai_tools import MAX_CALL_ID_CHARS, ApiToolCalls, ApiToolChoice, ApiTools
 from .request_fields import On, refused_properties
@@ -201,19 +202,30 @@ if TYPE_CHECKING:
 
         max_tokens: int | None
         n: int | None
+
+    class ResponsesSampling(Keeping):
+        """Those that Responses have."""
+
+        temperature: float | None
+        top_p: float | None
+
+    class MessagesSampling(Keeping):
+        """Those that Messages have."""
 else:
-    SamplingFields = create_model(
-        "SamplingFields",
-        __base__=Api,
-        **{
-            name: (_field(row), Field(default=None, description=row.about or None))
-            for name, row in PARAMETERS.items()
-            if name not in _OWN_FORM
-        },
+
+    def _sampling_model(name: str, base: type[Api], names: AbstractSet[str]) -> type[Api]:
+        rows = [(each, PARAMETERS[each]) for each in PARAMETERS if each in names - _OWN_FORM]
+        fields = {each: (_field(row), Field(default=None, description=row.about or None)) for each, row in rows}
+        return create_model(name, __base__=base, **fields)
+
+    SamplingFields = _sampling_model("SamplingFields", Api, PARAMETERS.keys())
+    ResponsesSampling = _sampling_model(
+        "ResponsesSampling", Keeping, PARAMETERS.keys() - {"n", "max_tokens", "min_tokens"}
     )
+    MessagesSampling = _sampling_model("MessagesSampling", Keeping, {"temperature", "top_p", "top_k"})
 
 
-def _add_properties(route: On, schema: dict[str, Any]) -> None:
+def add_properties(route: On, schema: dict[str, Any]) -> None:
     schema["properties"] |= refused_properties(route)
 
 
@@ -241,7 +253,7 @@ class Generation(SamplingFields):
 class ChatCompletionRequest(Generation):
     """``POST /v1/chat/completions``."""
 
-    model_config = ConfigDict(json_schema_extra=partial(_add_properties, On.CHAT))
+    model_config = ConfigDict(json_schema_extra=partial(add_properties, On.CHAT))
 
     messages: ApiMessages
     max_completion_tokens: int | None = Field(default=None, ge=1, le=MAX_INT31)
@@ -283,7 +295,7 @@ Prompt = Annotated[
 class CompletionRequest(Generation):
     """``POST /v1/completions``: a raw prompt, without the chat template."""
 
-    model_config = ConfigDict(json_schema_extra=partial(_add_properties, On.COMPLETIONS))
+    model_config = ConfigDict(json_schema_extra=partial(add_properties, On.COMPLETIONS))
 
     prompt: Prompt
     logprobs: TopLogprobs | None = None

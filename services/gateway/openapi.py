@@ -10,7 +10,8 @@ from pydantic.json_schema import JsonSchemaMode
 from triptych import __version__
 from triptych.domain.timeline import Readiness, Timeline
 
-from . import answer_types
+from . import answer_types, messages_form, responses_form
+from .messages_models import CountTokensRequest, MessagesRequest
 from .openai_models import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -19,15 +20,31 @@ from .openai_models import (
     UnloadLoraRequest,
 )
 from .request_fields import HEADER
+from .responses_models import ResponsesRequest
 
 READINESS = TypeAdapter(Readiness)
 TIMELINE = TypeAdapter(Timeline)
-_REQUESTS = (ChatCompletionRequest, CompletionRequest, TokenizeRequest, LoadLoraRequest, UnloadLoraRequest)
+_REQUESTS = (
+    ChatCompletionRequest,
+    CompletionRequest,
+    ResponsesRequest,
+    MessagesRequest,
+    CountTokensRequest,
+    TokenizeRequest,
+    LoadLoraRequest,
+    UnloadLoraRequest,
+)
 _ANSWERS: tuple[type, ...] = (
     answer_types.Error,
     answer_types.ChatCompletion,
     answer_types.ChatCompletionChunk,
     answer_types.Completion,
+    responses_form.Response,
+    responses_form.DeletedResponse,
+    responses_form.InputItemList,
+    messages_form.MessagesError,
+    messages_form.AnswerMessage,
+    messages_form.TokenCount,
     answer_types.Tokens,
     answer_types.Model,
     answer_types.Models,
@@ -60,6 +77,12 @@ _HEADERS = [
 _IGNORED = {
     HEADER: {"schema": {"type": "string"}, "description": "Fields of the request that had no effect, if there are any."}
 }
+_PAGE = [
+    {"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": 100, "default": 20}},
+    {"name": "order", "in": "query", "schema": {"enum": ["asc", "desc"], "default": "desc"}},
+    {"name": "after", "in": "query", "schema": {"type": "string"}, "description": "Id of the item before the first."},
+]
+_STORED = ("400", "401", "403", "404", "429", "500")
 _CLOSED = {
     "400": "The request is invalid; param names the field.",
     "401": "A valid API key is needed.",
@@ -88,6 +111,9 @@ def document() -> dict[str, Any]:
     stream = "An answer; with stream: true its chunks as server-sent events, which end with data: [DONE]."
     model_id = [{"name": "model_id", "in": "path", "required": True, "schema": {"type": "string"}}]
     request_id = [{"name": "request_id", "in": "path", "required": True, "schema": {"type": "string"}}]
+    response_id = [{"name": "response_id", "in": "path", "required": True, "schema": {"type": "string"}}]
+    numbered = "A response; with stream: true its numbered events as server-sent events."
+    blocks = "A message; with stream: true its events as server-sent events, which end with message_stop."
     return {
         "openapi": "3.1.0",
         "info": {
@@ -101,6 +127,39 @@ def document() -> dict[str, Any]:
             },
             "/v1/completions": {
                 "post": _post("complete", "CompletionRequest", "Completion", stream, chunk="Completion")
+            },
+            "/v1/responses": {
+                "post": _post("respond", "ResponsesRequest", "Response", numbered, chunk="Event of a response")
+            },
+            "/v1/responses/{response_id}": {
+                "get": _get("getResponse", "Response", "A stored response.", parameters=response_id, closed=_STORED),
+                "delete": _get(
+                    "deleteResponse", "DeletedResponse", "It is gone.", parameters=response_id, closed=_STORED
+                ),
+            },
+            "/v1/responses/{response_id}/input_items": {
+                "get": _get(
+                    "listInputItems",
+                    "InputItemList",
+                    "Items of its request.",
+                    parameters=response_id + _PAGE,
+                    closed=_STORED,
+                )
+            },
+            "/v1/messages": {
+                "post": _post(
+                    "message",
+                    "MessagesRequest",
+                    "AnswerMessage",
+                    blocks,
+                    chunk="Event of a message",
+                    error="MessagesError",
+                )
+            },
+            "/v1/messages/count_tokens": {
+                "post": _post(
+                    "countTokens", "CountTokensRequest", "TokenCount", "The prompt's tokens.", error="MessagesError"
+                )
             },
             "/tokenize": {"post": _post("tokenize", "TokenizeRequest", "Tokens", "The ids that the model would see.")},
             "/v1/load_lora_adapter": {
@@ -122,9 +181,12 @@ def document() -> dict[str, Any]:
         },
         "components": {
             "schemas": definitions["$defs"],
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer"},
+                "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
         },
-        "security": [{"key": []}, {}],
+        "security": [{"key": []}, {"x-api-key": []}, {}],
     }
 
 
@@ -132,8 +194,8 @@ def _json(description: str, schema: str) -> dict[str, Any]:
     return {"description": description, "content": {"application/json": {"schema": _ref(schema)}}}
 
 
-def _errors(statuses: tuple[str, ...]) -> dict[str, Any]:
-    return {status: _json(_CLOSED[status], "Error") for status in statuses}
+def _errors(statuses: tuple[str, ...], error: str = "Error") -> dict[str, Any]:
+    return {status: _json(_CLOSED[status], error) for status in statuses}
 
 
 def _events(chunk: str) -> dict[str, Any]:
@@ -141,7 +203,9 @@ def _events(chunk: str) -> dict[str, Any]:
     return {"type": "object", "description": about, "required": ["data"], "properties": {"data": {"type": "string"}}}
 
 
-def _post(name: str, request: str, answer: str, description: str, *, chunk: str = "") -> dict[str, Any]:
+def _post(
+    name: str, request: str, answer: str, description: str, *, chunk: str = "", error: str = "Error"
+) -> dict[str, Any]:
     good = _json(description, answer)
     if chunk:
         good["content"]["text/event-stream"] = {"schema": _events(chunk)}
@@ -149,7 +213,7 @@ def _post(name: str, request: str, answer: str, description: str, *, chunk: str 
         "operationId": name,
         "parameters": _HEADERS,
         "requestBody": {"required": True, "content": {"application/json": {"schema": _ref(request)}}},
-        "responses": {"200": good | ({"headers": _IGNORED} if chunk else {}), **_errors(tuple(_CLOSED))},
+        "responses": {"200": good | ({"headers": _IGNORED} if chunk else {}), **_errors(tuple(_CLOSED), error)},
     }
 
 

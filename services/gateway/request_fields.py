@@ -1,6 +1,6 @@
 """The table of request fields: who defines each, and what the gateway does with it.
 
-Served fields are those of ``openai_models``. A field that would change the answer, and is not served, is refused unless its
+Served fields are those of ``openai_models``, ``responses_models`` and ``messages_models``. A field that would change the answer, and is not served, is refused unless its
 value is harmless. All others, also those that nobody defines, are named in the header ``x-triptych-ignored``.
 ``python -m scripts.request_fields`` writes the table into docs/rest.md.
 """
@@ -13,13 +13,13 @@ from typing import Any
 
 from triptych.errors import InvalidRequest
 
-from .openai_fields import shown
+from .openai_fields import Keeping, shown
 
 HEADER = "x-triptych-ignored"
 MAX_NAMED = 32
 """Fields that the header names."""
 _NAME = re.compile(r"[\w.\[\]-]{1,100}", re.ASCII)
-_NAMES = {"O": "OpenAI", "V": "vLLM", "S": "SGLang"}
+_NAMES = {"O": "OpenAI", "V": "vLLM", "S": "SGLang", "A": "Anthropic"}
 _UNNAMED = "..."
 """Stands for names that are too many, or no names."""
 
@@ -36,11 +36,14 @@ class On(Enum):
     CHAT = "chat"
     COMPLETIONS = "completions"
     BOTH = "both"
+    """Chat and plain completions."""
+    RESPONSES = "responses"
+    MESSAGES = "messages"
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A field. ``by`` has the initials of OpenAI, vLLM and SGLang, as far as they define it; ``harmless`` values are not refused."""
+    """A field. ``by`` has the initials of OpenAI, vLLM, SGLang and Anthropic, as far as they define it; ``harmless`` values are not refused."""
 
     name: str
     by: str
@@ -57,7 +60,7 @@ def _rows(
         yield Row(name, by, use, why, (None, *harmless), on)
 
 
-_C, _P = On.CHAT, On.COMPLETIONS
+_C, _P, _R, _M = On.CHAT, On.COMPLETIONS, On.RESPONSES, On.MESSAGES
 _WORKS = "not supported"
 ROWS: tuple[Row, ...] = (
     *_rows(
@@ -208,14 +211,148 @@ ROWS: tuple[Row, ...] = (
         "response_format.json_schema.strict response_format.json_schema.description",
         "every schema is kept strictly",
     ),
+    # --- Responses
+    *_rows(
+        Use.SERVED,
+        "OV",
+        "model input instructions previous_response_id store stream max_output_tokens temperature top_p tools "
+        "parallel_tool_calls metadata service_tier top_logprobs",
+        on=_R,
+    ),
+    *_rows(Use.SERVED, "OV", "tool_choice", "a word, or a function by name", on=_R),
+    *_rows(Use.SERVED, "OV", "text", "`format`", on=_R),
+    *_rows(Use.SERVED, "OV", "reasoning", "`effort`, a variable of the chat template", on=_R),
+    *_rows(Use.SERVED, "OV", "include", "`message.output_text.logprobs`; the rest has no effect", on=_R),
+    *_rows(
+        Use.SERVED,
+        "V",
+        "top_k min_p seed stop stop_token_ids ignore_eos repetition_penalty frequency_penalty presence_penalty logit_bias "
+        "skip_special_tokens include_reasoning chat_template_kwargs cache_salt priority",
+        "as in chat",
+        on=_R,
+    ),
+    *_rows(Use.REFUSED, "OV", "background", _WORKS, (False,), _R),
+    *_rows(Use.REFUSED, "OV", "prompt", _WORKS, (), _R),
+    *_rows(Use.REFUSED, "OV", "truncation", _WORKS, ("disabled",), _R),
+    *_rows(Use.REFUSED, "O", "conversation", "use `previous_response_id`", (), _R),
+    *_rows(Use.REFUSED, "O", "access_programs background_options moderation image", _WORKS, ({},), _R),
+    *_rows(Use.REFUSED, "O", "context_management", _WORKS, ([],), _R),
+    *_rows(Use.REFUSED, "O", "text.verbosity", _WORKS, ("medium",), _R),
+    *_rows(Use.REFUSED, "O", "reasoning.mode", _WORKS, ("standard",), _R),
+    *_rows(Use.REFUSED, "O", "input[].encrypted_content", "of another server", ("",), _R),
+    *_rows(Use.REFUSED, "O", "input[].content[].file_id input[].output[].file_id", "no files are kept", (), _R),
+    *_rows(
+        Use.REFUSED,
+        "V",
+        "include_stop_str_in_output watermarking return_mm_kwargs enable_response_messages",
+        _WORKS,
+        (False,),
+        _R,
+    ),
+    *_rows(Use.REFUSED, "V", "structured_outputs", "use `text.format`", (), _R),
+    *_rows(Use.REFUSED, "V", "mm_payload previous_input_messages", _WORKS, (), _R),
+    *_rows(
+        Use.REFUSED,
+        "V",
+        "kv_transfer_params ec_transfer_params media_io_kwargs mm_processor_kwargs vllm_xargs",
+        "the server decides",
+        ({},),
+        _R,
+    ),
+    *_rows(Use.REFUSED, "O", "tools[].defer_loading", _WORKS, (False,), _R),
+    *_rows(Use.REFUSED, "O", "tools[].allowed_callers", _WORKS, (["direct"],), _R),
+    *_rows(Use.IGNORED, "OV", "user", "tenants are API keys", on=_R),
+    *_rows(Use.IGNORED, "O", "safety_identifier", "tenants are API keys", on=_R),
+    *_rows(
+        Use.IGNORED,
+        "O",
+        "prompt_cache_key prompt_cache_options prompt_cache_retention input[].content[].prompt_cache_breakpoint",
+        "prefixes are found by their content",
+        on=_R,
+    ),
+    *_rows(Use.IGNORED, "OV", "max_tool_calls", "for tools of the server, of which there are none", on=_R),
+    *_rows(Use.IGNORED, "O", "stream_options", "padding of events", on=_R),
+    *_rows(
+        Use.IGNORED,
+        "O",
+        "reasoning.summary reasoning.generate_summary reasoning.context",
+        "reasoning is shown as it is",
+        on=_R,
+    ),
+    *_rows(Use.IGNORED, "O", "text.format.strict text.format.description", "every schema is kept strictly", on=_R),
+    *_rows(Use.IGNORED, "O", "tools[].strict", "only forced calls are constrained", on=_R),
+    *_rows(
+        Use.IGNORED,
+        "O",
+        "input[].id input[].status input[].phase input[].content[].annotations input[].content[].logprobs",
+        "parts of answers",
+        on=_R,
+    ),
+    *_rows(
+        Use.IGNORED,
+        "O",
+        "input[].content[].detail input[].output[].detail input[].content[].input_audio.format",
+        "the model's processor and the bytes decide",
+        on=_R,
+    ),
+    *_rows(Use.IGNORED, "V", "request_id", "use the header `x-request-id`", on=_R),
+    *_rows(Use.IGNORED, "V", "session_id", "the router places requests", on=_R),
+    # --- Messages
+    *_rows(
+        Use.SERVED,
+        "AV",
+        "model messages max_tokens system stream temperature top_p top_k stop_sequences tools tool_choice",
+        on=_M,
+    ),
+    *_rows(Use.SERVED, "AV", "thinking", "`enable_thinking` and `thinking_budget` of the chat template", on=_M),
+    *_rows(Use.SERVED, "AV", "output_config", "`format`, and `effort` as `reasoning_effort`", on=_M),
+    *_rows(Use.SERVED, "V", "cache_salt chat_template_kwargs", "as in chat", on=_M),
+    *_rows(Use.REFUSED, "A", "container mcp_servers context_management", _WORKS, ([], {}), _M),
+    *_rows(Use.REFUSED, "A", "speed", _WORKS, ("standard",), _M),
+    *_rows(Use.REFUSED, "A", "tools[].defer_loading", _WORKS, (False,), _M),
+    *_rows(Use.REFUSED, "A", "tools[].allowed_callers", _WORKS, (["direct"],), _M),
+    *_rows(Use.REFUSED, "A", "messages[].content[].transformations", _WORKS, ({},), _M),
+    *_rows(Use.REFUSED, "V", "watermarking return_mm_kwargs", _WORKS, (False,), _M),
+    *_rows(Use.REFUSED, "V", "mm_payload", _WORKS, (), _M),
+    *_rows(Use.REFUSED, "V", "kv_transfer_params ec_transfer_params vllm_xargs", "the server decides", ({},), _M),
+    *_rows(
+        Use.IGNORED,
+        "A",
+        "cache_control messages[].content[].cache_control messages[].content[].content[].cache_control "
+        "system[].cache_control tools[].cache_control",
+        "prefixes are found by their content",
+        on=_M,
+    ),
+    *_rows(Use.IGNORED, "AV", "metadata", "tenants are API keys", on=_M),
+    *_rows(Use.IGNORED, "A", "user_profile_id workspace_id", "tenants are API keys", on=_M),
+    *_rows(Use.IGNORED, "A", "service_tier inference_geo", "the router places requests", on=_M),
+    *_rows(Use.IGNORED, "A", "diagnostics", "there are metrics and timelines", on=_M),
+    *_rows(Use.IGNORED, "A", "thinking.display", "reasoning is shown as it is", on=_M),
+    *_rows(Use.IGNORED, "A", "messages[].content[].signature", "nothing is signed", on=_M),
+    *_rows(Use.IGNORED, "A", "messages[].content[].is_error", "the text says it", on=_M),
+    *_rows(
+        Use.IGNORED,
+        "A",
+        "messages[].content[].source.media_type messages[].content[].content[].source.media_type",
+        "the bytes decide",
+        on=_M,
+    ),
+    *_rows(
+        Use.IGNORED,
+        "A",
+        "tools[].strict tools[].eager_input_streaming tools[].input_examples",
+        "only forced calls are constrained, and calls come in one piece",
+        on=_M,
+    ),
 )
 
 
 def rows_of(route: On) -> Mapping[str, Row]:
-    return {row.name: row for row in ROWS if row.on in (route, On.BOTH)}
+    both = (On.BOTH,) if route in (On.CHAT, On.COMPLETIONS) else ()
+    return {row.name: row for row in ROWS if row.on in (route, *both)}
 
 
-_BY_ROUTE = {route: rows_of(route) for route in (On.CHAT, On.COMPLETIONS)}
+_BY_ROUTE: Mapping[On, Mapping[str, Row]] = {route: rows_of(route) for route in On if route is not On.BOTH}
 
 
 def is_ignored(name: str, value: object, route: On) -> bool:
@@ -228,6 +365,21 @@ def is_ignored(name: str, value: object, route: On) -> bool:
             f"{name}: this is not supported; leave it out (got {shown(value)})", param=name.replace("[]", "")
         )
     return False
+
+
+def undeclared(body: Keeping, route: On, path: str = "") -> Iterator[str]:
+    """Fields without effect of a body and its parts. Raises InvalidRequest for those that are refused."""
+    for name, value in (body.model_extra or {}).items():
+        if is_ignored(path + name, value, route):
+            yield path + name
+    for name in type(body).model_fields:
+        value = getattr(body, name)
+        if isinstance(value, Keeping):
+            yield from undeclared(value, route, f"{path}{name}.")
+        elif isinstance(value, list):
+            for part in value:
+                if isinstance(part, Keeping):
+                    yield from undeclared(part, route, f"{path}{name}[].")
 
 
 def header_of(names: Iterable[str]) -> str:
@@ -246,10 +398,12 @@ def refused_properties(route: On) -> dict[str, Any]:
     }
 
 
-def table() -> str:
-    """The table in Markdown: one row for fields that are treated alike for the same reason."""
+def table(*routes: On) -> str:
+    """The table of these routes in Markdown: one row for fields that are treated alike for the same reason."""
     groups: dict[tuple[Use, str, str], list[str]] = {}
     for row in ROWS:
+        if row.on not in routes:
+            continue
         groups.setdefault((row.use, row.by, row.why), []).append(f"`{row.name}`")
     lines = ["| | defined by | fields | |", "|---|---|---|---|"]
     for (use, by, why), names in groups.items():

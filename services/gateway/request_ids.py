@@ -1,9 +1,13 @@
-"""Request ids: ``x-request-id``, and the answer's ``id``, which is the same with one of OpenAI's prefixes."""
+"""Request ids: ``x-request-id``, and the answer's ``id``, which is the same with a prefix of its API."""
 
 CHAT_PREFIX = "chatcmpl-"
 COMPLETION_PREFIX = "cmpl-"
+RESPONSE_PREFIX = "resp_"
+MESSAGE_PREFIX = "msg_"
 
 
 def canonical(request_id: str) -> str:
     """The router's id of a request, from ``x-request-id`` or the answer's ``id``."""
-    return request_id.removeprefix(CHAT_PREFIX).removeprefix(COMPLETION_PREFIX)
+    for prefix in (CHAT_PREFIX, COMPLETION_PREFIX, RESPONSE_PREFIX, MESSAGE_PREFIX):
+        request_id = request_id.removeprefix(prefix)
+    return request_id

@@ -2,9 +2,9 @@
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from triptych.domain.chat import Tokenized
 from triptych.domain.generation import (
     ChatEvent,
     ChatFinished,
@@ -21,6 +22,7 @@ from triptych.domain.generation import (
     TokenChunk,
     ToolCallMade,
 )
+from triptych.domain.instance import ModelInfo
 from triptych.errors import Overloaded, RequestTooLarge, TriptychError
 from triptych.ports import Clock
 from triptych.runtime.metrics import Metrics
@@ -29,19 +31,20 @@ from triptych.runtime.telemetry import Telemetry
 from . import answer_types as api
 from . import edge, request_fields
 from .answers import (
-    DONE,
     ChatForm,
     CompletionForm,
     Form,
-    error_event,
     model_body,
     tokens_body,
 )
 from .cors import Cors
+from .exchange import Exchange
 from .half_closed import FILLER
 from .http import ARRIVED_S
 from .keys import Caller
 from .lifetime import GRACE_S, RequestLifetime
+from .messages_api import parse_count_tokens, parse_messages
+from .messages_form import MessagesForm, TokenCount
 from .observe import MetricsEndpoint, Observed
 from .open_answer import OpenAnswer
 from .openai_api import (
@@ -53,6 +56,8 @@ from .openai_api import (
     parse_unload_lora,
 )
 from .openapi import READINESS, TIMELINE, document_json
+from .responses_api import parse_responses
+from .responses_routes import Responses
 from .service import Gateway, Parse
 
 _JSON = "application/json"
@@ -99,15 +104,21 @@ def create_app(
 
 
 def make_routes(gateway: Gateway, metrics: Metrics, clock: Clock) -> list[Route]:
-    endpoints = Endpoints(gateway)
+    endpoints, responses = Endpoints(gateway), Responses(gateway)
 
     def post(path: str, parse: Parse, respond: Respond) -> Route:
         return Route(path, Post(gateway, parse, respond, clock), methods=["POST"])
 
     return [
-        post("/v1/chat/completions", parse_chat, Generate(gateway, ChatForm)),
-        post("/v1/completions", parse_completion, Generate(gateway, CompletionForm)),
-        post("/tokenize", parse_tokenize, Tokenize(gateway)),
+        post("/v1/chat/completions", parse_chat, Generate(gateway, _completing(gateway, ChatForm))),
+        post("/v1/completions", parse_completion, Generate(gateway, _completing(gateway, CompletionForm))),
+        post("/v1/responses", parse_responses, Generate(gateway, responses.open)),
+        post("/v1/messages", parse_messages, Generate(gateway, _messages)),
+        post("/v1/messages/count_tokens", parse_count_tokens, Tokenize(gateway, _token_count)),
+        post("/tokenize", parse_tokenize, Tokenize(gateway, _tokens)),
+        Route("/v1/responses/{response_id}", responses.retrieve),
+        Route("/v1/responses/{response_id}", responses.delete, methods=["DELETE"]),
+        Route("/v1/responses/{response_id}/input_items", responses.input_items),
         Route("/v1/load_lora_adapter", endpoints.load_lora, methods=["POST"]),
         Route("/v1/unload_lora_adapter", endpoints.unload_lora, methods=["POST"]),
         Route("/v1/models", endpoints.models),
@@ -174,27 +185,10 @@ class Endpoints:
         return Response(TIMELINE.dump_json(timeline), media_type=_JSON)
 
 
-@dataclass(slots=True)
-class Exchange:
-    """POST request while it is answered."""
-
-    request_id: str
-    caller: Caller
-    lifetime: RequestLifetime
-    scope: Scope
-    receive: Receive
-    send: Send
-    streaming: bool = False
-    """The 200 of a stream has been sent: errors are reported in the stream from here on."""
-
-    async def answer(self, body: object, ignored: Sequence[str] = ()) -> None:
-        """Send a whole answer as JSON. Raises DeadlineExceeded instead after the deadline."""
-        self.lifetime.check()
-        headers = {request_fields.HEADER: request_fields.header_of(ignored)} if ignored else None
-        await JSONResponse(body, headers=headers)(self.scope, self.receive, self.send)
-
-
-Respond = Callable[[Exchange, ParsedRequest], Awaitable[None]]
+Respond = Callable[[Exchange, Any], Awaitable[None]]
+"""Answers what the route's ``Parse`` returns."""
+Open = Callable[[Exchange, Any], tuple[Form, ParsedRequest]]
+"""The form of the answer, and the request as it goes to the router."""
 
 
 class Post:
@@ -213,9 +207,10 @@ class Post:
         edge.check_encoding(headers)
         lifetime = RequestLifetime(self._gateway.timeout_s(headers), scope["state"][ARRIVED_S], self._clock)
         lifetime.check()
-        exchange = Exchange(request_id, caller, lifetime, scope, receive, send)
+        exchange: Exchange | None = None
         try:
             with caller.request(), self._gateway.admission.request(request_id, lifetime, caller.name) as hold:
+                exchange = Exchange(request_id, caller, lifetime, scope, receive, send, hold)
                 async with lifetime.running():
                     chunks = edge.body_chunks(scope, receive)
                     body = await self._gateway.read_body(chunks, edge.announced_bytes(headers), hold)
@@ -224,9 +219,9 @@ class Post:
                         del body
                         await self._respond(exchange, request)
         except Exception as error:
-            if not exchange.streaming:
+            if exchange is None or exchange.streaming is None:
                 raise
-            last = error_event(edge.as_known(error, request_id))
+            last = exchange.streaming.failed(edge.as_known(error, request_id))
             with suppress(TimeoutError):  # a client that does not read is cut off
                 async with asyncio.timeout(GRACE_S):
                     await send({"type": "http.response.body", "body": last, "more_body": False})
@@ -235,18 +230,12 @@ class Post:
 class Generate:
     """Answers with the model's output. Nothing is sent before the first event."""
 
-    def __init__(self, gateway: Gateway, form: type[ChatForm] | type[CompletionForm]) -> None:
+    def __init__(self, gateway: Gateway, opens: Open) -> None:
         self._gateway = gateway
-        self._form = form
+        self._open = opens
 
     async def __call__(self, exchange: Exchange, request: ParsedRequest) -> None:
-        form = self._form(
-            exchange.request_id,
-            request.model,
-            self._gateway.created(),
-            include_usage=request.include_usage,
-            logprobs=request.sampling.logprobs is not None,
-        )
+        form, request = self._open(exchange, request)
         left_s = exchange.lifetime.check()
         async with self._gateway.chat(exchange.request_id, request, exchange.caller, left_s) as answer:
             if request.stream:
@@ -255,26 +244,55 @@ class Generate:
                 await exchange.answer(form.whole(*await answer.collect()), answer.ignored)
 
 
-class Tokenize:
-    """Answers with the prompt's token ids."""
+def _completing(gateway: Gateway, form: type[ChatForm] | type[CompletionForm]) -> Open:
+    def opened(exchange: Exchange, request: ParsedRequest) -> tuple[Form, ParsedRequest]:
+        made = form(
+            exchange.request_id,
+            request.model,
+            gateway.created(),
+            include_usage=request.include_usage,
+            logprobs=request.sampling.logprobs is not None,
+        )
+        return made, request
 
-    def __init__(self, gateway: Gateway) -> None:
+    return opened
+
+
+def _messages(exchange: Exchange, request: ParsedRequest) -> tuple[Form, ParsedRequest]:
+    return MessagesForm(exchange.request_id, request.model), request
+
+
+class Tokenize:
+    """Answers with the prompt's token ids, or their number."""
+
+    def __init__(
+        self, gateway: Gateway, body: Callable[[Tokenized, ModelInfo, ParsedRequest], Mapping[str, object]]
+    ) -> None:
         self._gateway = gateway
+        self._body = body
 
     async def __call__(self, exchange: Exchange, request: ParsedRequest) -> None:
         left_s = exchange.lifetime.check()
         tokenized, model = await self._gateway.tokenize(exchange.request_id, request, exchange.caller, left_s)
-        await exchange.answer(tokens_body(tokenized, model, return_token_strs=request.return_token_strs))
+        await exchange.answer(self._body(tokenized, model, request), request.ignored)
+
+
+def _tokens(tokenized: Tokenized, model: ModelInfo, request: ParsedRequest) -> api.Tokens:
+    return tokens_body(tokenized, model, return_token_strs=request.return_token_strs)
+
+
+def _token_count(tokenized: Tokenized, _model: ModelInfo, _request: ParsedRequest) -> TokenCount:
+    return {"input_tokens": len(tokenized.token_ids)}
 
 
 async def _stream(exchange: Exchange, form: Form, answer: OpenAnswer) -> None:
-    """Send server-sent events. A stream that fails ends without [DONE]. Raises DeadlineExceeded instead of beginning after the deadline."""
+    """Send server-sent events. A stream that fails ends with the form's error. Raises DeadlineExceeded instead of beginning after the deadline."""
     exchange.lifetime.check()
     headers = list(_STREAM_HEADERS)
     if answer.ignored:
         headers.append((request_fields.HEADER.encode(), request_fields.header_of(answer.ignored).encode()))
     await exchange.send({"type": "http.response.start", "status": 200, "headers": headers})
-    exchange.streaming = True
+    exchange.streaming = form
     exchange.scope["state"][FILLER] = _COMMENT
     # Each write is a system call and wakes the client: events that arrive together are sent together.
     body = form.begin(answer.request.sampling.n)
@@ -282,12 +300,10 @@ async def _stream(exchange: Exchange, form: Form, answer: OpenAnswer) -> None:
         async for events in stream:
             body += b"".join(_encode_event(form, event) for event in events)
             last = bool(events) and isinstance(events[-1], ChatFinished)
-            if last:
-                body += DONE
             if body:
                 await exchange.send({"type": "http.response.body", "body": body, "more_body": not last})
                 body = b""
-    exchange.streaming = False
+    exchange.streaming = None
 
 
 def _encode_event(form: Form, event: ChatEvent) -> bytes:
@@ -301,6 +317,6 @@ def _encode_event(form: Form, event: ChatEvent) -> bytes:
         case ChoiceFinished():
             return form.finish(event)
         case ChatFinished():
-            return form.usage(event.usage)
+            return form.end(event.usage)
         case FieldsIgnored():
             return b""

@@ -33,6 +33,7 @@ from .media import RemoteMedia
 from .open_answer import OpenAnswer
 from .openai_api import ParsedRequest, tenant_salt
 from .request_ids import canonical
+from .response_store import ResponseStore
 from .settings import GatewaySettings
 from .shedding import Shedding
 
@@ -74,6 +75,7 @@ class Gateway:
         self.admission = Admission(
             settings.max_concurrent_requests, settings.max_buffered_bytes, clock, keys=keys.count
         )
+        self.responses = ResponseStore(settings.response_store, clock)
         self._clock = clock
         self.shedding = Shedding(clock, Random())  # noqa: S311 - it spreads Retry-After
 
@@ -85,7 +87,7 @@ class Gateway:
         """Why a request is refused unread, as the gateway is behind; None if it is not."""
         if not self.shedding.came():
             return None
-        caller = self.keys.find(headers.getlist("authorization"))
+        caller = self.keys.find(edge.authorizations(headers))
         try:
             timeout_s = self.timeout_s(headers)
         except InvalidRequest:
@@ -265,11 +267,15 @@ class Gateway:
 
 @contextmanager
 def _naming_fields(fields: Mapping[str, str]) -> Iterator[None]:
-    """Replace the part that the router's error names by the body's field."""
+    """Replace what the router's error names by the body's field."""
     try:
         yield
     except TriptychError as error:
-        error.param = fields.get(error.param or "", error.param)
+        named = fields.get(error.param or "")
+        if named is not None and error.param is not None:
+            if error.message.startswith(f"{error.param}:"):
+                error.message = named + error.message.removeprefix(error.param)
+            error.param = named
         raise
 
 

@@ -16,6 +16,7 @@ from triptych.runtime.manager_access import ManagerAccess
 from triptych.runtime.settings import ServiceSettings, SettingsError, Strings, service_config
 
 from .keys import read_key_file
+from .response_store import StoreLimits
 
 _MAX_ROUTERS = 64
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\sA-Z]+")
@@ -102,6 +103,8 @@ class GatewaySettings(ServiceSettings):
     """Default timeout of a request; the header x-request-timeout overrides it."""
     max_request_timeout_s: float = Field(default=600.0, gt=0, allow_inf_nan=False)
     """Largest x-request-timeout."""
+    response_store: StoreLimits = StoreLimits()
+    """Limits of the responses that are stored (POST /v1/responses)."""
     parse_threads: int = Field(default=2, ge=1, le=64)
     """Threads that parse large bodies."""
     parse_inline_bytes: int = Field(default=32 << 10, ge=0)

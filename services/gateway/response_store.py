@@ -1,0 +1,151 @@
+"""Responses that the gateway keeps in memory for a while, so that conversations can go on by their ids."""
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from triptych.domain.chat import MediaPart, Message
+from triptych.domain.limits import Seconds
+from triptych.errors import InvalidRequest, NotFound
+from triptych.ports import Clock
+
+from .openai_models import MAX_MESSAGES
+
+_ENTRY_NBYTES = 1024
+"""Counted for each response and each part beside its bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLimits:
+    """Limits of stored responses; the least recently used of the key that holds most goes first."""
+
+    max_stored_responses: int = 4096
+    """Most responses that are stored; 0 stores none."""
+    max_stored_bytes: int = 256 << 20
+    """Most bytes of stored responses, with the images of their requests."""
+    stored_response_s: float = 3600.0
+    """How long a response stays stored after its last use."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_stored_responses", "max_stored_bytes", "stored_response_s"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} must not be negative or infinite")
+
+
+@dataclass(slots=True)
+class Stored:
+    """A response. ``body`` is its JSON, ``messages`` are those of its request, and the answer."""
+
+    body: bytes
+    messages: tuple[Message, ...]
+    answer: Message
+    previous: str = ""
+    """Id of the response before; empty for none."""
+    used_s: Seconds = 0.0
+    nbytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.nbytes = len(self.body) + nbytes_of((*self.messages, self.answer))
+
+
+class ResponseStore:
+    """Owner of stored responses, by owner and id. No owner finds another's."""
+
+    def __init__(self, limits: StoreLimits, clock: Clock) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._stored: OrderedDict[tuple[str, str], Stored] = OrderedDict()
+        """Least recently used first."""
+        self._nbytes: Counter[str] = Counter()
+        """By owner."""
+
+    @property
+    def count(self) -> int:
+        return len(self._stored)
+
+    @property
+    def nbytes(self) -> int:
+        return self._nbytes.total()
+
+    def has(self, owner: str, response_id: str) -> bool:
+        return (owner, response_id) in self._stored
+
+    def get(self, owner: str, response_id: str) -> Stored:
+        """Raises NotFound, also for another owner's."""
+        stored = self._find(owner, response_id)
+        if stored is None:
+            raise NotFound(f"there is no response {response_id[:100]!r}, or none any more", param="response_id")
+        return stored
+
+    def delete(self, owner: str, response_id: str) -> None:
+        """Raises NotFound."""
+        self.get(owner, response_id)
+        self._drop((owner, response_id))
+
+    def conversation(self, owner: str, response_id: str) -> tuple[Message, ...]:
+        """The messages up to a response, its answer included; none without an id. Raises InvalidRequest if one of its responses is not stored."""
+        turns: list[Message] = []
+        at = response_id
+        while at:
+            stored = self._find(owner, at)
+            if stored is None or len(turns) > MAX_MESSAGES:
+                reason = (
+                    f"response {at[:100]!r} is not stored, or not any more" if stored is None else "too many messages"
+                )
+                raise InvalidRequest(f"previous_response_id: {reason}", param="previous_response_id")
+            turns += (stored.answer, *reversed(stored.messages))
+            at = stored.previous
+        return tuple(reversed(turns))
+
+    def put(self, owner: str, response_id: str, stored: Stored) -> bool:
+        """Store a response of an id that is not taken. Returns whether there is room for it."""
+        limits, nbytes = self._limits, stored.nbytes
+        if nbytes > limits.max_stored_bytes or not limits.max_stored_responses:
+            return False
+        self._expire()
+        while self.nbytes + nbytes > limits.max_stored_bytes or self.count >= limits.max_stored_responses:
+            most = self._nbytes.most_common(1)[0][0]
+            self._drop(next(key for key in self._stored if key[0] == most))
+        stored.used_s = self._clock()
+        self._stored[owner, response_id] = stored
+        self._nbytes[owner] += nbytes
+        return True
+
+    def _find(self, owner: str, response_id: str) -> Stored | None:
+        self._expire()
+        stored = self._stored.get((owner, response_id))
+        if stored is not None:
+            stored.used_s = self._clock()
+            self._stored.move_to_end((owner, response_id))
+        return stored
+
+    def _expire(self) -> None:
+        oldest_s = self._clock() - self._limits.stored_response_s
+        for key in list(self._expired(oldest_s)):
+            self._drop(key)
+
+    def _expired(self, oldest_s: Seconds) -> Iterator[tuple[str, str]]:
+        for key, stored in self._stored.items():
+            if stored.used_s > oldest_s:
+                return
+            yield key
+
+    def _drop(self, key: tuple[str, str]) -> None:
+        self._nbytes[key[0]] -= self._stored.pop(key).nbytes
+        if self._nbytes[key[0]] <= 0:
+            del self._nbytes[key[0]]
+
+
+def nbytes_of(messages: Iterable[Message]) -> int:
+    """Bytes that messages hold, about: four per character of text."""
+    nbytes = _ENTRY_NBYTES
+    for message in messages:
+        texts = [message.reasoning, *(call.arguments + call.name for call in message.tool_calls)]
+        for part in message.parts:
+            nbytes += _ENTRY_NBYTES
+            if isinstance(part, MediaPart):
+                nbytes += len(part.data)
+            else:
+                texts.append(part.text)
+        nbytes += 4 * sum(map(len, texts)) + _ENTRY_NBYTES
+    return nbytes
