@@ -1,10 +1,11 @@
-"""Unmodified third-party clients: OpenAI's, and LangChain's on top of it."""
+"""Unmodified third-party clients: OpenAI's, LangChain's on top of it, and Anthropic's."""
 
 import json
 from base64 import b64encode
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import anthropic
 import httpx
 import openai
 import pytest
@@ -130,6 +131,75 @@ def test_openai_gets_answers_of_a_schema(client: openai.OpenAI) -> None:
     assert json.loads(asked(SCHEMA).choices[0].message.content)["digit"] in (1, 2)
     with pytest.raises(openai.BadRequestError):
         asked({"type": "no"})
+
+
+def test_openai_responses_with_images_whole_streamed_and_continued(client: openai.OpenAI) -> None:
+    images = [{"type": "input_image", "image_url": part["image_url"]["url"], "detail": "auto"} for part in CONTENT[:2]]
+    content: Any = [*images, {"type": "input_text", "text": QUESTION}]
+    asked: dict[str, Any] = {
+        "model": MODEL_ID,
+        "input": [{"role": "user", "content": content}],
+        "temperature": 0,
+        "max_output_tokens": 32,
+    }
+    whole = client.responses.create(**asked)
+    assert (whole.status, whole.output_text) == ("completed", "3 7")
+    assert whole.usage is not None
+    assert whole.usage.input_tokens == PROMPT_TOKENS
+    with client.responses.stream(**asked) as stream:
+        deltas = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+        final = stream.get_final_response()
+    assert (deltas, final.output_text) == ("3 7", "3 7")
+    after = client.responses.create(**{**asked, "input": QUESTION}, previous_response_id=final.id)
+    assert after.usage is not None
+    assert after.usage.input_tokens > PROMPT_TOKENS
+    assert client.responses.retrieve(final.id).output_text == "3 7"
+    items = list(client.responses.input_items.list(final.id))
+    assert [part.type for part in items[0].content] == ["input_image", "input_image", "input_text"]  # type: ignore[union-attr]
+    client.responses.delete(final.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(final.id)
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.responses.create(**asked, previous_response_id=final.id)
+    assert refused.value.param == "previous_response_id"
+
+
+def test_openai_gets_responses_of_a_schema(client: openai.OpenAI) -> None:
+    wanted: Any = {"format": {"type": "json_schema", "name": "digit", "schema": SCHEMA, "strict": True}}
+    answer = client.responses.create(
+        model=MODEL_ID, input=QUESTION, text=wanted, temperature=0, extra_body={"frequency_penalty": 2.0}
+    )
+    assert json.loads(answer.output_text)["digit"] in (1, 2)
+
+
+def test_anthropic_with_images_whole_streamed_and_counted(base_url: str) -> None:
+    def block(part: Any) -> Any:
+        data = part["image_url"]["url"].partition(",")[2]
+        return {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
+
+    content: Any = [*map(block, CONTENT[:2]), {"type": "text", "text": QUESTION}]
+    messages: Any = [{"role": "user", "content": content}]
+    asked: dict[str, Any] = {"model": MODEL_ID, "messages": messages, "max_tokens": 32}
+    root = base_url.removesuffix("/v1")
+    with anthropic.Anthropic(base_url=root, api_key=_KEY, max_retries=0) as claude:
+        whole = claude.messages.create(**asked, extra_body={"temperature": 0})
+        assert [block.text for block in whole.content if block.type == "text"] == ["3 7"]
+        with claude.messages.stream(**asked, extra_body={"temperature": 0}) as stream:
+            assert "".join(stream.text_stream) == "3 7"
+            final = stream.get_final_message()
+        for message in (whole, final):
+            assert message.stop_reason == "end_turn"
+            assert message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0) == PROMPT_TOKENS
+        assert claude.messages.count_tokens(model=MODEL_ID, messages=messages).input_tokens == PROMPT_TOKENS
+        with pytest.raises(anthropic.BadRequestError, match=r"max_tokens: "):
+            claude.messages.create(**{**asked, "max_tokens": 0})
+        with pytest.raises(anthropic.NotFoundError):
+            claude.messages.create(**{**asked, "model": "nobody"})
+    with (
+        anthropic.Anthropic(base_url=root, api_key="none", max_retries=0) as stranger,
+        pytest.raises(anthropic.AuthenticationError),
+    ):
+        stranger.messages.create(**asked)
 
 
 def test_tokenize_counts_the_positions_of_images(base_url: str) -> None:

@@ -61,6 +61,11 @@ FIELDS = (
     "cache_salt", "ignore_eos", "modalities", "audio", "functions", "prediction", "metadata", "echo", "suffix",
 )  # fmt: skip
 
+OTHER_FIELDS = (
+    "stream", "tools", "tool_choice", "text", "reasoning", "include", "metadata", "store", "previous_response_id",
+    "instructions", "system", "thinking", "output_config", "stop_sequences", "temperature", "model_fields", "copy",
+)  # fmt: skip
+
 
 class Bodies:
     """An endless supply of (path, body)."""
@@ -79,11 +84,40 @@ class Bodies:
         if kind < 0.15:
             prompt = random.choice((*ODD, ["x"], ["x", "y"], [1, 2]))
             return "/v1/completions", self._bytes({"model": self._model(), "prompt": prompt, **self._fields()})
-        if kind < 0.25:
+        if kind < 0.35:
+            return self._other_form(messages=kind < 0.25)
+        if kind < 0.45:
             body = {"messages": self._messages()} if random.random() < 0.7 else {"prompt": random.choice(ODD)}
             return "/tokenize", self._bytes({"model": self._model(), **body})
         document = {"model": self._model(), "messages": self._messages(), **self._fields()}
         return "/v1/chat/completions", self._bytes(document)
+
+    def _other_form(self, *, messages: bool) -> tuple[str, bytes]:
+        """A body of Messages, or of Responses."""
+        random = self._random
+        turns = self._messages()
+        for turn in turns if isinstance(turns, list) else ():
+            for part in turn["content"] if isinstance(turn, dict) and isinstance(turn.get("content"), list) else ():
+                if isinstance(part, dict) and random.random() < 0.95:
+                    self._reshape(part, messages=messages)
+        fields = {} if random.random() < 0.5 else {random.choice(OTHER_FIELDS): random.choice(ODD)}
+        if messages:
+            path = random.choice(("/v1/messages", "/v1/messages", "/v1/messages/count_tokens"))
+            most = {"max_tokens": 5} if path == "/v1/messages" else {}
+            return path, self._bytes({"model": self._model(), "messages": turns, **most, **fields})
+        return "/v1/responses", self._bytes({"model": self._model(), "input": turns, **fields})
+
+    def _reshape(self, part: dict[str, Any], *, messages: bool) -> None:
+        """Turn a part of a chat's message into a block of Messages, or a part of Responses."""
+        if part.get("type") == "text" and not messages:
+            part["type"] = self._random.choice(("input_text", "output_text"))
+        elif part.get("type") == "image_url":
+            image = part.pop("image_url")
+            url = image.get("url") if isinstance(image, dict) else image
+            if messages:
+                part |= {"type": "image", "source": {"type": "url", "url": url}}
+            else:
+                part |= {"type": "input_image", "image_url": url}
 
     def _bytes(self, document: Any) -> bytes:
         body = json.dumps(document).encode()

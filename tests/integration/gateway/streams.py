@@ -28,6 +28,23 @@ def body(rng: Random, images: int) -> bytes:
     return json.dumps(ask).encode()
 
 
+def asked(rng: Random, images: int) -> tuple[str, bytes]:
+    """Path and body of a streaming request to any of the endpoints that take images."""
+    chat = json.loads(body(rng, images))
+    (turn,), most = chat.pop("messages"), chat.pop("max_tokens")
+    urls = [part["image_url"]["url"] for part in turn["content"] if part["type"] == "image_url"]
+    match rng.randrange(3):
+        case 0:
+            parts = [{"type": "input_image", "image_url": url} for url in urls]
+            turn["content"] = [*parts, {"type": "input_text", "text": "w5 w6"}]
+            return "/v1/responses", json.dumps({**chat, "input": [turn], "max_output_tokens": most}).encode()
+        case 1:
+            blocks = [{"type": "image", "source": {"type": "url", "url": url}} for url in urls]
+            turn["content"] = [*blocks, {"type": "text", "text": "w5 w6"}]
+            return "/v1/messages", json.dumps({**chat, "messages": [turn], "max_tokens": most}).encode()
+    return "/v1/chat/completions", json.dumps({**chat, "messages": [turn], "max_tokens": most}).encode()
+
+
 def stages(cluster: SimCluster, request_id: str) -> list[str]:
     """The router and the text engines that still hold a request."""
     running = [task.request.request_id for task in cluster.router._requests]

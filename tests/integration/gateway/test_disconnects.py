@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from tests.integration.gateway.door import Door, make_gateway
-from tests.integration.gateway.streams import STOPS_WITHIN_S, body, stages, working
+from tests.integration.gateway.streams import STOPS_WITHIN_S, asked, stages, working
 from tests.simulation.cluster import SimCluster, World, running
 from triptych.virtual.offload import InlineOffload
 from triptych.virtual.virtual_time import run
@@ -27,8 +27,7 @@ async def cut(door: Door, cluster: SimCluster, rng: Random, number: int) -> str:
     async with asyncio.TaskGroup() as group:
         ask = group.create_task(
             door.post(
-                "/v1/chat/completions",
-                body(rng, images=rng.randrange(4)),
+                *asked(rng, images=rng.randrange(4)),
                 request_id=request_id,
                 leave=leave,
                 on_body=lambda _: begun.set(),

@@ -22,6 +22,7 @@ from triptych.media.fetch import FetchLimits
 from triptych.media.sniff import MediaLimits, inspect_media
 from triptych.runtime.clock import monotonic
 from triptych.runtime.offload import ThreadOffload
+from triptych.services.gateway.response_store import StoreLimits
 from triptych.testing.loras import NoLoras
 
 CASES = 5_000
@@ -77,7 +78,11 @@ async def test_no_body_breaks_the_gateway(seed: int) -> None:
     asyncio.get_running_loop().set_debug(False)  # debug mode would take most of the time
     offload = ThreadOffload(1, name="fuzz")
     router = SniffingRouter()
-    gateway = make_gateway(router, offload, monotonic, fetch_limits=FetchLimits(fetch_timeout_s=1.0))
+    settings = {
+        "fetch_limits": FetchLimits(fetch_timeout_s=1.0),
+        "response_store": StoreLimits(max_stored_responses=8),
+    }
+    gateway = make_gateway(router, offload, monotonic, **settings)
     door = Door(gateway, monotonic)
     bodies = Bodies(seed=seed)
     statuses: Counter[int] = Counter()

@@ -1,4 +1,4 @@
-"""Tool calls end to end, with OpenAI's client and the SDK: the demo model with templates that make it call tools."""
+"""Tool calls end to end, with OpenAI's and Anthropic's clients and the SDK: the demo model with templates that make it call tools."""
 
 import json
 import shutil
@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 import pytest_asyncio
@@ -132,6 +133,46 @@ async def test_calls_are_streamed(client: openai.AsyncOpenAI) -> None:
     check_call(calls[0].function.name or "", calls[0].function.arguments or "")
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == ""
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
+
+
+async def test_responses_have_calls_and_take_their_results(client: openai.AsyncOpenAI) -> None:
+    tools: Any = [{"type": "function", "strict": None, **tool["function"]} for tool in TOOLS]
+    asked: dict[str, Any] = {"model": "caller", "tools": tools, "max_output_tokens": 200}
+    forced: dict[str, Any] = {**asked, "tool_choice": "required", "parallel_tool_calls": False, "temperature": 1.5}
+    async with client.responses.stream(**forced, input="Go.") as stream:
+        deltas = [event.delta async for event in stream if event.type == "response.function_call_arguments.delta"]
+        first = await stream.get_final_response()
+    (call,) = first.output
+    assert call.type == "function_call"
+    check_call(call.name, call.arguments)
+    assert "".join(deltas) == call.arguments
+    result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "done"}
+    quiet = {**asked, "temperature": 0, "max_output_tokens": 8}
+    assert (await client.responses.create(**quiet, input=[result], previous_response_id=first.id)).output_text
+    by_hand: Any = [{"role": "user", "content": "Go."}, call.model_dump(exclude_none=True), result]
+    assert (await client.responses.create(**quiet, input=by_hand)).output_text
+
+
+async def test_messages_have_tool_use_and_take_its_results(cluster: LocalCluster) -> None:
+    tools: Any = [{"name": tool["function"]["name"], "input_schema": tool["function"]["parameters"]} for tool in TOOLS]
+    turns: list[Any] = [{"role": "user", "content": "Go."}]
+    asked: dict[str, Any] = {"model": "caller", "tools": tools}
+    only: Any = {"type": "any", "disable_parallel_tool_use": True}
+    async with anthropic.AsyncAnthropic(base_url=cluster.url, api_key="none", max_retries=0) as claude:
+        async with claude.messages.stream(**asked, messages=turns, max_tokens=200, tool_choice=only) as stream:
+            message = await stream.get_final_message()
+        (use,) = message.content
+        assert message.stop_reason == "tool_use"
+        assert use.type == "tool_use"
+        check_call(use.name, json.dumps(use.input))
+        result = {"type": "tool_result", "tool_use_id": use.id, "content": "done"}
+        turns += [
+            {"role": "assistant", "content": [use.model_dump(include={"type", "id", "name", "input"})]},
+            {"role": "user", "content": [result, {"type": "text", "text": "And?"}]},
+        ]
+        assert (await claude.messages.create(**asked, messages=turns, max_tokens=8)).content[0].type == "text"
+        whole = await claude.messages.create(**asked, messages=turns[:1], max_tokens=200, tool_choice=only)
+        assert [block.type for block in whole.content] == ["tool_use"]
 
 
 async def test_the_model_sees_the_results_of_its_calls_and_may_answer_with_text(client: openai.AsyncOpenAI) -> None:

@@ -10,12 +10,21 @@ import pytest
 from triptych.media.fetch import FetchLimits
 from triptych.media.remote_url import HostRules
 from triptych.services.gateway.keys import read_key_file
+from triptych.services.gateway.messages_api import parse_messages
 from triptych.services.gateway.openai_api import parse_chat, parse_completion, parse_tokenize
 from triptych.services.gateway.request_fields import ROWS
+from triptych.services.gateway.response_store import StoreLimits
+from triptych.services.gateway.responses_api import parse_responses
 from triptych.services.gateway.settings import GatewaySettings
 
 GUIDE = (Path(__file__).parents[4] / "docs" / "rest.md").read_text()
-PARSERS = {"chat/completions": parse_chat, "v1/completions": parse_completion, "tokenize": parse_tokenize}
+PARSERS = {
+    "chat/completions": parse_chat,
+    "v1/completions": parse_completion,
+    "v1/responses": parse_responses,
+    "v1/messages": parse_messages,
+    "tokenize": parse_tokenize,
+}
 
 
 def bodies() -> list[tuple[str, str]]:
@@ -45,5 +54,5 @@ def test_the_key_file_in_the_guide_is_valid(tmp_path: Path) -> None:
 
 def test_every_setting_in_the_guide_exists() -> None:
     named = set(re.findall(r"`((?:fetch|max)_[a-z_]+)`", GUIDE)) - {row.name for row in ROWS}
-    grouped = {field.name for group in (HostRules, FetchLimits) for field in fields(group)}
+    grouped = {field.name for group in (HostRules, FetchLimits, StoreLimits) for field in fields(group)}
     assert named - {"max_model_len"} <= grouped | set(GatewaySettings.model_fields)

@@ -4,24 +4,40 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
+from anthropic.types import message_create_params
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_params
+from openai.types.responses import response_create_params
+from pydantic import BaseModel
 
 from scripts import request_fields
 from tests.unit.services.gateway.conftest import Rest
+from tests.unit.services.gateway.endpoints import MESSAGES, RESPONSES
 from tests.unit.services.gateway.fakes import HELLO, FakeRouter
 from triptych.domain.generation import FieldsIgnored, Reasoned, TokenChunk
 from triptych.domain.sampling import Grammar, ResponseFormat
 from triptych.services.gateway.keys import KeyEntry, key_digest
-from triptych.services.gateway.openai_models import ChatCompletionRequest, CompletionRequest, Generation
+from triptych.services.gateway.messages_models import MessagesRequest
+from triptych.services.gateway.openai_models import ChatCompletionRequest, CompletionRequest
 from triptych.services.gateway.request_fields import HEADER, MAX_NAMED, On, Use, rows_of
+from triptych.services.gateway.responses_models import ResponsesRequest
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 ASK: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 PROMPT: dict[str, Any] = {"model": "demo", "prompt": "hi"}
-BODIES = {On.CHAT: (CHAT, ASK), On.COMPLETIONS: (COMPLETIONS, PROMPT)}
+BODIES = {
+    On.CHAT: (CHAT, ASK),
+    On.COMPLETIONS: (COMPLETIONS, PROMPT),
+    On.RESPONSES: (RESPONSES.path, RESPONSES.ask),
+    On.MESSAGES: (MESSAGES.path, MESSAGES.ask),
+}
 ROUTES = list(BODIES)
-MODELS: dict[On, type[Generation]] = {On.CHAT: ChatCompletionRequest, On.COMPLETIONS: CompletionRequest}
+MODELS: dict[On, type[BaseModel]] = {
+    On.CHAT: ChatCompletionRequest,
+    On.COMPLETIONS: CompletionRequest,
+    On.RESPONSES: ResponsesRequest,
+    On.MESSAGES: MessagesRequest,
+}
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -31,15 +47,17 @@ def test_the_table_has_exactly_the_fields_that_are_served(route: On) -> None:
 
 
 @pytest.mark.parametrize(
-    ("route", "params"),
+    ("route", "params", "by"),
     [
-        (On.CHAT, chat_params.CompletionCreateParamsStreaming),
-        (On.COMPLETIONS, completion_create_params.CompletionCreateParamsStreaming),
+        (On.CHAT, chat_params.CompletionCreateParamsStreaming, "O"),
+        (On.COMPLETIONS, completion_create_params.CompletionCreateParamsStreaming, "O"),
+        (On.RESPONSES, response_create_params.ResponseCreateParamsStreaming, "O"),
+        (On.MESSAGES, message_create_params.MessageCreateParamsStreaming, "A"),
     ],
 )
-def test_the_table_has_all_fields_of_the_openai_package(route: On, params: type) -> None:
+def test_the_table_has_all_fields_of_the_clients_package(route: On, params: type, by: str) -> None:
     rows = rows_of(route)
-    assert {name for name in get_type_hints(params) if name not in rows or "O" not in rows[name].by} == set()
+    assert {name for name in get_type_hints(params) if name not in rows or by not in rows[name].by} == set()
 
 
 def test_the_page_has_the_current_table() -> None:
@@ -55,7 +73,9 @@ async def test_each_field_that_is_not_served_is_refused_by_name_or_named_in_the_
                 continue
             answer = await client.post(path, json={**body, name: "something"})
             if row.use is Use.REFUSED:
-                assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
+                error = answer.json()["error"]
+                assert (answer.status_code, error["message"].partition(":")[0]) == (400, name)
+                assert error.get("param", name) == name
                 for harmless in row.harmless:
                     accepted = await client.post(path, json={**body, name: harmless})
                     assert (accepted.status_code, HEADER in accepted.headers) == (200, False), name
@@ -153,7 +173,7 @@ async def test_variables_of_the_template_are_bounded(rest: Rest) -> None:
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "chat_template_kwargs")
 
 
-@pytest.mark.parametrize(("path", "body"), BODIES.values())
+@pytest.mark.parametrize(("path", "body"), [BODIES[On.CHAT], BODIES[On.COMPLETIONS]])
 async def test_vllms_structured_outputs_are_response_formats_where_they_are_equal(
     rest: Rest, path: str, body: dict[str, Any]
 ) -> None:

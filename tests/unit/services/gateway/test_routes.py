@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from tests.unit.services.gateway.conftest import Rest
+from tests.unit.services.gateway.endpoints import Endpoint, each_endpoint
 from tests.unit.services.gateway.fakes import FINISH, HELLO, BusyRouter, FakeRouter
 from tests.unit.services.gateway.test_openai_api import BODY
 from triptych import errors
@@ -168,17 +169,24 @@ async def test_the_timeline_is_found_by_request_id_and_by_completion_id(rest: Re
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 
+@each_endpoint
 @pytest.mark.parametrize("error", [cls("why", param="model") for cls in errors.tree().values()], ids=lambda e: e.code)
-async def test_an_error_before_the_first_token_is_a_status(rest: Rest, error: errors.TriptychError) -> None:
+async def test_an_error_before_the_first_token_is_a_status(
+    rest: Rest, endpoint: Endpoint, error: errors.TriptychError
+) -> None:
     async with rest(FakeRouter([error])) as client:
-        answers = [await client.post(CHAT, json={**ASK, "stream": stream}) for stream in (False, True)]
+        answers = [
+            await client.post(endpoint.path, json={**endpoint.ask, "stream": stream}) for stream in (False, True)
+        ]
     for answer in answers:
         assert answer.status_code == error.http_status
-        body = answer.json()["error"]
-        assert (body["message"], body["param"], body["code"]) == ("why", "model", error.code)
         assert answer.headers["x-request-id"]
+        assert endpoint.refusal(answer.json()) == ("model: why" if endpoint.is_anthropics else "why")
+        if not endpoint.is_anthropics:
+            assert (answer.json()["error"]["param"], answer.json()["error"]["code"]) == ("model", error.code)
 
 
+@each_endpoint
 @pytest.mark.parametrize(
     ("error", "wait"),
     [
@@ -189,42 +197,55 @@ async def test_an_error_before_the_first_token_is_a_status(rest: Rest, error: er
     ],
 )
 async def test_errors_that_may_go_away_have_a_retry_after_of_at_least_one_second(
-    rest: Rest, error: errors.TriptychError, wait: str | None
+    rest: Rest, endpoint: Endpoint, error: errors.TriptychError, wait: str | None
 ) -> None:
     async with rest(FakeRouter([error])) as client:
-        assert (await client.post(CHAT, json=ASK)).headers.get("retry-after") == wait
+        assert (await client.post(endpoint.path, json=endpoint.ask)).headers.get("retry-after") == wait
 
 
-async def test_an_error_after_the_first_token_ends_the_stream_without_done(rest: Rest) -> None:
+@each_endpoint
+async def test_an_answer_is_the_same_whole_and_as_a_stream(rest: Rest, router: FakeRouter, endpoint: Endpoint) -> None:
+    async with rest(router) as client:
+        whole = await client.post(endpoint.path, json=endpoint.ask)
+        stream = await client.post(endpoint.path, json={**endpoint.ask, "stream": True})
+    assert (endpoint.text(whole.json()), endpoint.streamed(stream.text)) == ("Hello", "Hello")
+
+
+@each_endpoint
+async def test_an_error_after_the_first_token_ends_the_stream(rest: Rest, endpoint: Endpoint) -> None:
     router = FakeRouter([TokenChunk((1,), "Hel"), errors.InstanceLost("text-1 is gone")])
     async with rest(router) as client:
-        answer = await client.post(CHAT, json={**ASK, "stream": True})
+        answer = await client.post(endpoint.path, json={**endpoint.ask, "stream": True})
         assert answer.status_code == 200
-        assert events_of(answer.text)[-1]["error"]["code"] == "instance_lost"
-        answer = await client.post(CHAT, json=ASK)
+        assert endpoint.failure(answer.text) == "text-1 is gone"
+        answer = await client.post(endpoint.path, json=endpoint.ask)
         assert answer.status_code == 503, "not a stream: nothing was sent yet"
 
 
-async def test_a_stream_without_an_end_is_an_error(rest: Rest) -> None:
+@each_endpoint
+async def test_a_stream_without_an_end_is_an_error(rest: Rest, endpoint: Endpoint) -> None:
     async with rest(FakeRouter([TokenChunk((1,), "Hel")])) as client:
-        answer = await client.post(CHAT, json={**ASK, "stream": True})
-        assert events_of(answer.text)[-1]["error"]["code"] == "instance_lost"
-        assert (await client.post(CHAT, json=ASK)).status_code == 503
+        answer = await client.post(endpoint.path, json={**endpoint.ask, "stream": True})
+        assert "ended early" in endpoint.failure(answer.text)
+        assert (await client.post(endpoint.path, json=endpoint.ask)).status_code == 503
     async with rest(FakeRouter([])) as client:
-        assert (await client.post(CHAT, json=ASK)).status_code == 503
+        assert (await client.post(endpoint.path, json=endpoint.ask)).status_code == 503
 
 
-async def test_unexpected_exceptions_are_logged_and_not_disclosed(rest: Rest, caplog: pytest.LogCaptureFixture) -> None:
+@each_endpoint
+async def test_unexpected_exceptions_are_logged_and_not_disclosed(
+    rest: Rest, endpoint: Endpoint, caplog: pytest.LogCaptureFixture
+) -> None:
     private = "10.0.0.7:/etc/weights"
     async with rest(FakeRouter([ValueError(private)])) as client:
-        answer = await client.post(CHAT, json=ASK)
+        answer = await client.post(endpoint.path, json=endpoint.ask)
     assert answer.status_code == 500
-    assert answer.json()["error"]["code"] == "internal_error"
+    assert "internal error" in endpoint.refusal(answer.json())
     assert private not in answer.text
     assert private in caplog.text
     async with rest(FakeRouter([TokenChunk((1,), "x"), ValueError(private)])) as client:
-        answer = await client.post(CHAT, json={**ASK, "stream": True})
-    assert events_of(answer.text)[-1]["error"]["code"] == "internal_error"
+        answer = await client.post(endpoint.path, json={**endpoint.ask, "stream": True})
+    assert "internal error" in endpoint.failure(answer.text)
     assert private not in answer.text
 
 
@@ -266,7 +287,7 @@ async def test_pages_of_allowed_origins_may_call_the_gateway(rest: Rest, router:
 
 async def test_pages_of_other_origins_may_not(rest: Rest, router: FakeRouter) -> None:
     async with rest(router, allowed_origins=("https://chat.example",)) as client:
-        for wrong in ({"origin": "https://evil.example"}, {"access-control-request-method": "DELETE"}):
+        for wrong in ({"origin": "https://evil.example"}, {"access-control-request-method": "PUT"}):
             answer = await client.options("/v1/chat/completions", headers={**PREFLIGHT, **wrong})
             assert (answer.status_code, answer.json()["error"]["code"]) == (403, "permission_denied")
         answer = await client.get("/v1/models", headers={"origin": "https://evil.example"})
@@ -339,42 +360,53 @@ async def test_an_invalid_timeout_header_is_refused(rest: Rest, router: FakeRout
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "x-request-timeout")
 
 
+@each_endpoint
 @pytest.mark.slow
-async def test_no_request_exceeds_its_timeout(rest: Rest) -> None:
+async def test_no_request_exceeds_its_timeout(rest: Rest, endpoint: Endpoint) -> None:
+    path, ask = endpoint.path, endpoint.ask
     router = FakeRouter([asyncio.Event()])
     async with rest(router) as client:
-        answer = await client.post(CHAT, json=ASK, headers={"x-request-timeout": "0.01"})
-        assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
+        answer = await client.post(path, json=ask, headers={"x-request-timeout": "0.01"})
+        assert answer.status_code == 504
+        assert "took longer" in endpoint.refusal(answer.json())
         assert router.closed.is_set() or not router.requests, "on a slow machine it is over before the router is asked"
         router.script = [TokenChunk((1,), "x"), asyncio.Event()]
-        answer = await client.post(CHAT, json={**ASK, "stream": True}, headers={"x-request-timeout": "1"})
-        last = events_of(answer.text)[-1] if answer.status_code == 200 else answer.json()  # on a slow machine
-        assert last["error"]["code"] == "deadline_exceeded"
+        answer = await client.post(path, json={**ask, "stream": True}, headers={"x-request-timeout": "1"})
+        is_stream = answer.status_code == 200  # but on a slow machine
+        assert "took longer" in (endpoint.failure(answer.text) if is_stream else endpoint.refusal(answer.json()))
 
 
+@each_endpoint
 @pytest.mark.parametrize("how", ["whole", "stream", "tokenize"])
-async def test_an_answer_that_comes_after_the_deadline_is_a_timeout(rest: Rest, how: str) -> None:
+async def test_an_answer_that_comes_after_the_deadline_is_a_timeout(rest: Rest, endpoint: Endpoint, how: str) -> None:
     """The event loop was held up, so that no timer has ended the request."""
-    path, ask = ("/tokenize", ASK) if how == "tokenize" else (CHAT, {**ASK, "stream": how == "stream"})
+    path, ask = endpoint.path, {**endpoint.ask, "stream": how == "stream"}
+    if how == "tokenize":
+        path, ask = ("/v1/messages/count_tokens" if endpoint.is_anthropics else "/tokenize"), ASK
     router = BusyRouter(0.2)
     async with rest(router) as client:
         answer = await client.post(path, json=ask, headers={"x-request-timeout": "0.1"})
-        assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
+        assert answer.status_code == 504
+        assert "took longer" in answer.json()["error"]["message"]
         assert (await client.post(path, json=ask)).status_code == 200
 
 
 # --- bounds -----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_body_above_the_limit_is_413_with_and_without_content_length(rest: Rest, router: FakeRouter) -> None:
+@each_endpoint
+async def test_a_body_above_the_limit_is_413_with_and_without_content_length(
+    rest: Rest, router: FakeRouter, endpoint: Endpoint
+) -> None:
     async def chunks() -> Any:
         for _ in range(5):
             yield b"x" * 1000
 
     async with rest(router, max_body_bytes=2048, max_buffered_bytes=4096) as client:
-        assert (await client.post(CHAT, content=b"x" * 2049)).status_code == 413
-        answer = await client.post(CHAT, content=chunks())
-        assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
+        assert (await client.post(endpoint.path, content=b"x" * 2049)).status_code == 413
+        answer = await client.post(endpoint.path, content=chunks())
+        assert answer.status_code == 413
+        assert "2048 bytes" in endpoint.refusal(answer.json())
     assert router.requests == []
 
 
@@ -397,24 +429,36 @@ async def test_a_body_that_does_not_arrive_is_408_and_holds_no_capacity(rest: Re
         assert (answer.status_code, answer.json()["error"]["code"]) == (408, "request_timeout")
 
 
-async def test_requests_above_the_bounds_are_429_until_capacity_is_free(rest: Rest) -> None:
+@each_endpoint
+async def test_a_deep_body_is_refused(rest: Rest, router: FakeRouter, endpoint: Endpoint) -> None:
+    async with rest(router) as client:
+        for opening in ("[", '{"a": [', '{"input": [{"content": '):
+            deep = json.dumps({**endpoint.ask, "metadata": "?"}).replace('"?"', opening * 20_000)
+            answer = await client.post(endpoint.path, content=deep.encode())
+            assert answer.status_code == 400
+            assert "not valid JSON" in endpoint.refusal(answer.json())
+
+
+@each_endpoint
+async def test_requests_above_the_bounds_are_429_until_capacity_is_free(rest: Rest, endpoint: Endpoint) -> None:
+    path, ask = endpoint.path, endpoint.ask
     gate = asyncio.Event()
     router = FakeRouter([gate, *HELLO])
     async with (
         rest(router, max_concurrent_requests=2, max_body_bytes=1024, max_buffered_bytes=1050) as client,
         asyncio.TaskGroup() as group,
     ):
-        first = group.create_task(client.post(CHAT, json=ASK))
+        first = group.create_task(client.post(path, json=ask))
         await router.next_request()
-        by_bytes = await client.post(CHAT, content=b" " * 1024)
-        second = group.create_task(client.post(CHAT, json=ASK))
+        by_bytes = await client.post(path, content=b" " * 1024)
+        second = group.create_task(client.post(path, json=ask))
         await router.next_request()
-        by_count = await client.post(CHAT, json=ASK)
+        by_count = await client.post(path, json=ask)
         for refused in (by_bytes, by_count):
             assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
         gate.set()
         assert (await first).status_code == (await second).status_code == 200
-        assert (await client.post(CHAT, json=ASK)).status_code == 200
+        assert (await client.post(path, json=ask)).status_code == 200
 
 
 @pytest.mark.slow
@@ -431,12 +475,15 @@ async def test_no_body_causes_a_server_error(rest: Rest, body: bytes) -> None:
 # --- disconnects ------------------------------------------------------------------------------------------------------
 
 
+@each_endpoint
 @pytest.mark.parametrize("script", [[], [TokenChunk((1,), "x")]], ids=["waiting", "streaming"])
-async def test_a_disconnect_cancels_the_request_at_the_router(rest: Rest, script: list[Any]) -> None:
+async def test_a_disconnect_cancels_the_request_at_the_router(
+    rest: Rest, endpoint: Endpoint, script: list[Any]
+) -> None:
     router = FakeRouter([*script, asyncio.Event()])
     async with rest(router) as client, asyncio.timeout(60):
         app = client._transport.app  # type: ignore[attr-defined]
-        body = json.dumps({**ASK, "stream": True}).encode()
+        body = json.dumps({**endpoint.ask, "stream": True}).encode()
         leave, streaming = asyncio.Event(), asyncio.Event()
         messages = [{"type": "http.request", "body": body, "more_body": False}]
         sent: list[Any] = []
@@ -449,16 +496,23 @@ async def test_a_disconnect_cancels_the_request_at_the_router(rest: Rest, script
 
         async def send(message: Any) -> None:
             sent.append(message)
-            if b'"content":"x"' in message.get("body", b""):
+            if b'"x"' in message.get("body", b""):
                 streaming.set()
 
-        scope = {"type": "http", "method": "POST", "path": CHAT, "headers": [], "query_string": b"", "root_path": ""}
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": endpoint.path,
+            "headers": [],
+            "query_string": b"",
+            "root_path": "",
+        }
         async with asyncio.TaskGroup() as group:
             group.create_task(app(scope, receive, send))
             await (streaming.wait() if script else router.next_request())
             leave.set()
         assert router.closed.is_set()
-        assert not any(b"[DONE]" in message.get("body", b"") for message in sent)
+        assert not any(endpoint.ends[0].encode() in message.get("body", b"") for message in sent)
 
 
 async def test_an_answer_without_text_is_an_empty_string(rest: Rest) -> None:

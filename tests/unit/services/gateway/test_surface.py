@@ -11,6 +11,7 @@ import pytest
 
 from tests.integration.gateway.door import make_gateway
 from tests.unit.services.gateway.conftest import Rest
+from tests.unit.services.gateway.endpoints import ENDPOINTS, MESSAGES, RESPONSES, Endpoint, each_endpoint
 from tests.unit.services.gateway.fakes import FINISH, HELLO, FakeRouter, Step
 from tests.unit.services.gateway.test_routes import ASK, CHAT, PNG_URL, events_of, image
 from triptych.domain.chat import ToolCall
@@ -314,12 +315,18 @@ async def test_every_route_but_health_requires_a_key(rest: Rest, router: FakeRou
             404,
         ]
     async with rest(router, keys=keys) as client:
-        for route in (CHAT, COMPLETIONS, "/tokenize"):
+        for route in (CHAT, COMPLETIONS, "/tokenize", RESPONSES.path):
             refused = await client.post(route, json=ASK)
             assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
             assert refused.json()["error"]["type"] == "authentication_error"
+        refused = await client.post(MESSAGES.path, json=MESSAGES.ask)
+        assert (refused.status_code, refused.json()["error"]["type"]) == (401, "authentication_error")
         assert router.requests == []
         assert (await client.post(CHAT, json=ASK, headers=alice)).status_code == 200
+        own = {"x-api-key": alice["authorization"].removeprefix("Bearer ")}
+        for endpoint in ENDPOINTS:
+            assert (await client.post(endpoint.path, json=endpoint.ask, headers=own)).status_code == 200
+        assert {request.tenant.name for request in router.requests if request.tenant} == {"alice"}
 
 
 async def test_many_authentication_failures_from_one_source_are_429(
@@ -336,14 +343,19 @@ async def test_many_authentication_failures_from_one_source_are_429(
         assert (await client.get("/v1/models", headers=alice)).status_code == 200
 
 
-async def test_the_limits_of_a_key_are_429_with_retry_after(rest: Rest, router: FakeRouter, tmp_path: Path) -> None:
+@each_endpoint
+async def test_the_limits_of_a_key_are_429_with_retry_after(
+    rest: Rest, router: FakeRouter, tmp_path: Path, endpoint: Endpoint
+) -> None:
+    path, ask = endpoint.path, endpoint.ask
     keys, alice, bob = key_file(tmp_path, "tokens_per_minute = 20\n")
     async with rest(router, keys=keys) as client:
-        assert (await client.post(CHAT, json=ASK, headers=alice)).status_code == 200
-        refused = await client.post(CHAT, json=ASK, headers=alice)
-        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert (await client.post(path, json=ask, headers=alice)).status_code == 200
+        refused = await client.post(path, json=ask, headers=alice)
+        assert refused.status_code == 429
+        assert "no tokens left" in endpoint.refusal(refused.json())
         assert 1 <= int(refused.headers["retry-after"]) <= 60
-        assert (await client.post(CHAT, json=ASK, headers=bob)).status_code == 200
+        assert (await client.post(path, json=ask, headers=bob)).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -390,19 +402,23 @@ async def first_bytes(client: httpx.AsyncClient) -> None:
         await anext(answer.aiter_bytes())
 
 
-async def test_embeddings_of_tenants_are_separate_unless_shared(rest: Rest, router: FakeRouter, tmp_path: Path) -> None:
+@each_endpoint
+async def test_embeddings_of_tenants_are_separate_unless_shared(
+    rest: Rest, router: FakeRouter, tmp_path: Path, endpoint: Endpoint
+) -> None:
     keys, alice, bob = key_file(tmp_path)
-    salted = {**ASK, "cache_salt": "mine"}
+    ask = endpoint.ask
+    salted = {**ask, "cache_salt": "mine"}
     async with rest(router, keys=keys) as client:
-        for headers, body in ((alice, ASK), (bob, ASK), (alice, salted), (bob, salted), (alice, ASK)):
-            await client.post(CHAT, json=body, headers=headers)
+        for headers, body in ((alice, ask), (bob, ask), (alice, salted), (bob, salted), (alice, ask)):
+            await client.post(endpoint.path, json=body, headers=headers)
     *different, again = [request.tenant_salt for request in router.requests]
     assert len(set(different)) == 4
     assert again == different[0] != b""
     router.requests.clear()
     async with rest(router, keys=keys, tenants_share=True) as client:
         for headers in (alice, bob):
-            await client.post(CHAT, json=ASK, headers=headers)
+            await client.post(endpoint.path, json=ask, headers=headers)
     assert [request.tenant_salt for request in router.requests] == [b"", b""]
 
 
