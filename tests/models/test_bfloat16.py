@@ -15,7 +15,7 @@ FIRST_TOKENS = 6
 CHUNK_TOKENS = 64
 CLEAR = 0.25
 """How much likelier, in logits, the best token has to be where sums are rounded in another order: some steps of bfloat16."""
-QUESTIONS = 4
+QUESTIONS = 2
 
 
 def long_questions(case: Case) -> list[Question]:
