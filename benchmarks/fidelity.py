@@ -6,7 +6,7 @@ what services take beside engines (``fidelity_calibration.py``). Nothing is take
 
 The requests are planned as ``triptych bench`` does, and sent by its client. The simulator gets the same ones, with as many tokens as the
 model's tokenizer makes of them. In each round the placements come in another order. The first cell of a round is repeated at its end: that is
-the drift. After each cell lone prompts show the pace: their CPU time over that in the calibration, of which predictions do not know. An error is
+the drift. After each cell lone prompts and answers show the pace: their CPU time over that in the calibration, of which predictions do not know. An error is
 *predicted / measured - 1*, of the medians over rounds.
 
 Aims: 10 % at P50 and P90 of TTFT and TPOT, by class of requests; 15 % at P99 of 200 requests or more; 10 % for goodput, the rate up to which
@@ -35,9 +35,10 @@ from benchmarks.fidelity_calibration import (
     Item,
     idle_cores_of,
     measure,
-    pace,
+    paces,
     toml,
     with_transfers,
+    with_two,
 )
 from benchmarks.fidelity_live import (
     OPTIONS,
@@ -102,7 +103,9 @@ class Served:
 
 
 APART = "E+P+D"
-"""The placement in which keys and values are transferred."""
+"""The placement in which keys and values are transferred, ..."""
+MONOLITHS = "EPD"
+"""... and that of two text instances that decode."""
 MODELS = {
     "demo": Served(Size(336, 336), "16:1,64:1", 400, 60),
     "50m": Served(Size(224, 224), "8:1,24:1", 100, 64),
@@ -270,6 +273,9 @@ async def learn(name: str, settings: Settings, folder: Path) -> Known:
     if APART in settings.placements:
         async with running(path, MODEL_ID, PLACEMENTS[APART], served.engine) as live:
             calibration = await with_transfers(calibration, live, served.size, served.mean_words, requests=number)
+    if MONOLITHS in settings.placements and MONOLITHS in served.placements:
+        async with running(path, MODEL_ID, PLACEMENTS[MONOLITHS], served.engine) as live:
+            calibration = await with_two(calibration, live, served.mean_words)
     taken = calibration.taken
     objectives = {
         mix: {
@@ -299,8 +305,8 @@ class Ran:
     round: int
     records: Sequence[Record]
     watched: Watched
-    pace: float
-    """CPU time of a lone prompt right after it, over that in the calibration."""
+    paces: tuple[float, float]
+    """CPU time of a lone prompt right after it, and of a step of a lone answer, over those in the calibration."""
 
 
 async def run_round(known: Known, model: str, settings: Settings, round_: int, ends_s: float) -> list[Ran]:
@@ -342,9 +348,9 @@ async def _run_cell(
     before = await live.watched()
     records = await live.send(requests, seed)
     watched = (await live.watched()).since(before)
-    slower = await pace(known.calibration, live, MODELS[cell.model].mean_words, idle_cores, seed)
+    slower = await paces(known.calibration, live, MODELS[cell.model].mean_words, idle_cores, seed)
     say(
-        f"round {round_}, {cell}: {len(records)} requests, {watched.foreign_cores:.2f} cores taken by others, pace {slower:.2f}"
+        f"round {round_}, {cell}: {len(records)} requests, {watched.foreign_cores:.2f} cores taken by others, pace {slower[0]:.2f}, {slower[1]:.2f}"
     )
     return Ran(cell, round_, records, watched, slower)
 
@@ -378,7 +384,7 @@ def result_of(known: Known, settings: Settings, ran: Ran) -> Result:
         },
         (sum(ran.watched.cpu_s.values()) / ran.watched.at_s, outcome.host_s / outcome.ended_s),
         ran.watched.foreign_cores,
-        ran.pace,
+        *ran.paces,
     )
 
 

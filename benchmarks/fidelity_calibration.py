@@ -4,7 +4,8 @@ A cluster of an encoder and a text instance gets requests of three kinds (text a
 time, then eight together. One that prefills and decodes apart gets texts and a token, or two: those are transferred. The CPU time of each process, but
 for what idle ones take and what the profile has for the engine, is divided among requests, items, messages, steps, sequences and transfers of keys and
 values. How much slower passes are beside decodes is seen from an item at an encoder and from a prompt at an instance that only prefills, each alone and
-while another instance decodes; how much slower decodes are beside passes, from steps of one that only decodes.
+while another instance decodes; how much slower decodes are beside passes, from steps of one that only decodes; how much slower decodes are beside
+others, from two answers at two instances.
 """
 
 import asyncio
@@ -34,7 +35,9 @@ TRANSFER_HOPS = 4
 TURNS = 4
 """How often work alone and beside other work is measured in turn, as the machine's speed changes."""
 PROMPTS = 31
-"""Lone ones by which the machine's speed is seen, after a first."""
+"""Lone ones by which the machine's speed is seen, after a first, ..."""
+ANSWERS = 7
+"""... and lone answers: of two tokens, and longer ones."""
 LONG_ANSWER = 400
 """Tokens of answers beside which other work is measured."""
 PROMPT_S = 0.3
@@ -68,7 +71,7 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Slowed:
-    """CPU time of a piece of work, seconds: of a prompt or item alone and beside decodes, or of decodes alone and beside prompts."""
+    """CPU time of a piece of work, seconds: of a prompt or item alone and beside decodes, or of decodes alone and beside prompts or other decodes."""
 
     alone_s: float
     beside_s: float
@@ -99,18 +102,23 @@ class Calibration:
     taken: Mapping[str, Taken]
     """By kind of requests."""
     slowed: Mapping[str, Slowed] = field(default_factory=dict)
-    """By kind of process."""
+    """By kind of process: ``ENCODER`` items and ``PREFILL`` prompts beside decodes, ``DECODE`` decodes beside both, ``TEXT`` decodes beside decodes."""
 
     @property
     def pass_speed(self) -> float:
         """As in ``Host``: the mean of prompts and items beside decodes and their messages; 1 if neither was measured."""
-        speeds = [slowed.speed for process, slowed in self.slowed.items() if process != DECODE]
+        speeds = [self.slowed[process].speed for process in (ENCODER, PREFILL) if process in self.slowed]
         return min(1.0, statistics.fmean(speeds)) if speeds else 1.0
 
+    def decode_speed(self, process: str) -> float:
+        """Speed of decodes of a kind of process beside what ``slowed`` says; 1 if it was not measured."""
+        return min(1.0, self.slowed[process].speed) if process in self.slowed else 1.0
+
     @property
-    def decode_speed(self) -> float:
-        """As in ``Host``; 1 if it was not measured."""
-        return min(1.0, self.slowed[DECODE].speed) if DECODE in self.slowed else 1.0
+    def lone_step_s(self) -> float:
+        """CPU time of a text instance for a step of a lone answer."""
+        answer, text = self.taken["answer"], self.taken["text"]
+        return (answer.cpu_s[TEXT] - text.cpu_s[TEXT]) / (answer.passes[TEXT] - text.passes[TEXT])
 
     def host(self, profiles: Mapping[ModelPart, Profile], image: Item, cores: int) -> Host:
         """For the simulator. ``image``: the items of the kinds that have one."""
@@ -150,7 +158,8 @@ class Calibration:
         return Host(
             cores=cores - sum(self.idle_cores.values()),
             pass_speed=self.pass_speed,
-            decode_speed=self.decode_speed,
+            decode_speed=self.decode_speed(DECODE),
+            decodes_speed=self.decode_speed(TEXT),
             client=front(CLIENT),
             gateway=front(GATEWAY),
             router=front(ROUTER),
@@ -330,6 +339,23 @@ async def with_transfers(measured: Calibration, apart: Live, image: Size, words:
     return replace(measured, taken={**measured.taken, **taken}, slowed={**measured.slowed, **slowed})
 
 
+async def with_two(measured: Calibration, monoliths: Live, words: int) -> Calibration:
+    """The calibration with how much slower decodes are beside others. ``monoliths``: a cluster of two, of which each gets one of two answers."""
+    idle_cores = await idle_cores_of(monoliths)
+    spent_s, steps = [0.0, 0.0], [0.0, 0.0]
+    for turn in range(TURNS):
+        for beside in (0, 1):
+            wanted = [Planned(0.0, words, (), LONG_ANSWER)] * (1 + beside)
+            began = await monoliths.watched()
+            answered(await monoliths.send(wanted, f"two {turn} {beside}"))
+            took = (await monoliths.watched()).since(began)
+            prompts_s = len(wanted) * measured.taken["text"].cpu_s[TEXT]
+            spent_s[beside] += took.cpu_s[TEXT] - idle_cores[TEXT] * took.at_s - prompts_s
+            steps[beside] += took.passes[TEXT] - len(wanted)
+    alone_s, beside_s = (spent / number for spent, number in zip(spent_s, steps, strict=True))
+    return replace(measured, slowed={**measured.slowed, TEXT: Slowed(alone_s, beside_s)})
+
+
 async def _slowed(
     live: Live, process: str, requests: Sequence[Planned], idle_cores: Mapping[str, float], *, answer_s: float = 0.0
 ) -> dict[str, Slowed]:
@@ -387,15 +413,26 @@ async def _answering(live: Live, words: int, seed: str, *, wanted: bool) -> Asyn
             is_over.set()
 
 
-async def pace(measured: Calibration, live: Live, words: int, idle_cores: Mapping[str, float], seed: str) -> float:
-    """CPU time of a lone prompt now, over that in the calibration. Predictions do not know how the machine's speed changes. ``seed``: of
-    the prompts, of which none may be cached.
+async def paces(
+    measured: Calibration, live: Live, words: int, idle_cores: Mapping[str, float], seed: str
+) -> tuple[float, float]:
+    """CPU time of a lone prompt, and of a step of a lone answer, over those in the calibration. Predictions do not know how the machine's speed
+    changes, which differs for what computes and what reads memory. ``seed``: of the prompts, of which none may be cached.
     """
-    before = await live.watched()
-    records = await live.send_in_groups([Planned(0.0, words, (), 1)] * PROMPTS, f"pace {seed}")
-    took = (await live.watched()).since(before)
-    spent_s = sum(took.cpu_s[kind] - idle_cores[kind] * took.at_s for kind in (TEXT, PREFILL, DECODE))
-    return spent_s / (len(records) + 1) / measured.taken["text"].cpu_s[TEXT]
+
+    async def spent_s(number: int, tokens: int) -> float:
+        """CPU time of each of these requests."""
+        before = await live.watched()
+        records = await live.send_in_groups([Planned(0.0, words, (), tokens)] * number, f"pace {tokens} {seed}")
+        took = (await live.watched()).since(before)
+        all_s = sum(took.cpu_s[kind] - idle_cores[kind] * took.at_s for kind in (TEXT, PREFILL, DECODE))
+        return all_s / (len(records) + 1)
+
+    prompt_s, transferred_s, answer_s = [
+        await spent_s(number, tokens) for number, tokens in ((PROMPTS, 1), (ANSWERS, 2), (ANSWERS, ANSWER))
+    ]
+    step_s = (answer_s - transferred_s) / (ANSWER - 2)
+    return prompt_s / measured.taken["text"].cpu_s[TEXT], step_s / measured.lone_step_s
 
 
 async def idle_cores_of(live: Live) -> Mapping[str, float]:

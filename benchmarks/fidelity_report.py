@@ -107,7 +107,9 @@ class Result:
     foreign_cores: float
     """Cores that other processes took meanwhile."""
     pace: float = 1.0
-    """CPU time of a lone prompt right after it, over that in the calibration."""
+    """CPU time of a lone prompt right after it, over that in the calibration, ..."""
+    decode_pace: float = 1.0
+    """... and of a step of a lone answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,6 +334,7 @@ def document(results: Sequence[Result]) -> dict[str, Any]:
                 "cores": [middle([result.cores[at] for result in of_cell]) for at in (0, 1)],
                 "foreign_cores": middle([result.foreign_cores for result in of_cell]),
                 "pace": middle([result.pace for result in of_cell]),
+                "decode_pace": middle([result.decode_pace for result in of_cell]),
                 "stages_ms": {
                     stage: [1e3 * middle([result.stages_s[stage][at] for result in of_cell]) for at in (0, 1)]
                     for stage in of_cell[0].stages_s
@@ -399,7 +402,7 @@ def show(compared: Mapping[str, Any]) -> None:
         measured, predicted = cell["attainment"]
         print(
             f"{cell['model']}, {cell['placement']}, {cell['mix']}, {cell['share']:.0%}: {cell['rate']:.2f} requests/s, {cell['requests']} requests, "
-            f"{cell['failed']} failed; {cell['cores'][0]:.2f} cores, predicted {cell['cores'][1]:.2f}, {cell['foreign_cores']:.2f} by others; pace {cell['pace']:.2f}; "
+            f"{cell['failed']} failed; {cell['cores'][0]:.2f} cores, predicted {cell['cores'][1]:.2f}, {cell['foreign_cores']:.2f} by others; pace {cell['pace']:.2f}, {cell['decode_pace']:.2f}; "
             f"in time {measured:.1%}, predicted {predicted:.1%}"
         )
         for error in cell["errors"]:

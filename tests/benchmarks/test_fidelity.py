@@ -185,10 +185,11 @@ def test_what_a_calibration_measured_is_divided_among_requests_messages_and_step
     }
     profiles = {ModelPart.DECODER: decoder, ModelPart.ENCODER: encoder}
     slowed = {"encoder": Slowed(0.02, 0.025), "prefill": Slowed(0.04, 0.04), "decode": Slowed(0.009, 0.01)}
+    slowed["text"] = Slowed(0.008, 0.01)
     host = Calibration({"client": 0.05}, measured, slowed).host(profiles, Item(16, 1000, 10_000), 2)
     assert host.cores == pytest.approx(1.95)
     assert host.pass_speed == pytest.approx(0.9), "the mean of items and prompts beside decodes"
-    assert host.decode_speed == pytest.approx(0.9)
+    assert (host.decode_speed, host.decodes_speed) == pytest.approx((0.9, 0.8)), "beside passes, and beside decodes"
     assert host.router.message.alone_s == pytest.approx(message_s)
     assert host.router.message.together_s == pytest.approx(0.0, abs=1e-9)
     assert host.router.request.alone_s + host.router.end.alone_s == pytest.approx(request_s)
@@ -204,7 +205,7 @@ def test_what_a_calibration_measured_is_divided_among_requests_messages_and_step
     without = {kind: known for kind, known in measured.items() if not kind.startswith(("first", "transfer"))}
     unmeasured = Calibration({}, without).host(profiles, Item(16, 1000, 10_000), 2)
     assert (unmeasured.text.export, unmeasured.text.transfer) == (Cost(), Cost())
-    assert (unmeasured.pass_speed, unmeasured.decode_speed) == (1.0, 1.0)
+    assert (unmeasured.pass_speed, unmeasured.decode_speed, unmeasured.decodes_speed) == (1.0, 1.0, 1.0)
 
 
 def test_the_benchmark_predicts_and_runs_the_same_requests(tmp_path: Path) -> None:
@@ -212,6 +213,7 @@ def test_the_benchmark_predicts_and_runs_the_same_requests(tmp_path: Path) -> No
     [cell] = said["cells"]
     assert (cell["placement"], cell["requests"], cell["failed"]) == ("E+PD", 12, 0)
     assert cell["pace"] > 0
+    assert cell["decode_pace"] > 0
     assert {error["figure"] for error in cell["errors"]} >= {"ttft p50", "tpot p90"}
     assert all(math.isfinite(error["error"]) and error["predicted_ms"] > 0 for error in cell["errors"])
     assert Host.parse(tomllib.loads(said["models"]["demo"]["host"])).router.request.alone_s > 0

@@ -105,6 +105,8 @@ class Host:
     """
     decode_speed: float = 1.0
     """Speed of a core that decodes while all others make passes."""
+    decodes_speed: float = 1.0
+    """Speed of a core that decodes while all others decode too, for other instances."""
     client: FrontCosts = FrontCosts()
     gateway: FrontCosts = FrontCosts()
     router: FrontCosts = FrontCosts()
@@ -128,6 +130,7 @@ class Host:
             slowed = (len(others) - others.count(Kind.PASS)) * (1.0 - self.pass_speed)
         elif kind is Kind.DECODE:
             slowed = others.count(Kind.PASS) * (1.0 - self.decode_speed)
+            slowed += others.count(Kind.DECODE) * (1.0 - self.decodes_speed)
         return self.cores / self.places * (1.0 - slowed / max(1, self.places - 1))
 
     @classmethod
@@ -139,7 +142,7 @@ class Host:
             raise BadHost("cores is missing, or not above 0")
         if host.slice_s <= 0:
             raise BadHost("slice_s is not above 0")
-        for name in ("pass_speed", "decode_speed"):
+        for name in ("pass_speed", "decode_speed", "decodes_speed"):
             if not 0 < (speed := getattr(host, name)) <= 1:
                 raise BadHost(f"{name} is not above 0 and at most 1: {speed}")
         return host

@@ -120,12 +120,18 @@ def test_passes_and_decodes_slow_each_other_and_one_alone_is_not_slowed() -> Non
     assert ends(host, at_once((1.0, Kind.PASS))) == pytest.approx([1.0, 1.0])
 
 
-def test_messages_slow_passes_alone_and_work_of_one_kind_slows_nothing() -> None:
+def test_messages_slow_passes_alone_and_work_of_one_kind_slows_nothing_by_default() -> None:
     host = Host(2.0, pass_speed=0.8, decode_speed=0.9)
     for kind in Kind:
         assert ends(host, at_once((1.0, kind), (1.0, kind))) == pytest.approx([1.0, 1.0, 2.0])
     assert ends(host, at_once((0.8, Kind.PASS), (1.0, Kind.OTHER))) == pytest.approx([1.0, 1.0, 2.0])
     assert ends(host, at_once((1.0, Kind.DECODE), (1.0, Kind.OTHER))) == pytest.approx([1.0, 1.0, 2.0])
+
+
+def test_decodes_of_several_instances_slow_each_other() -> None:
+    host = Host(2.0, decodes_speed=0.8)
+    assert ends(host, at_once((0.8, Kind.DECODE), (1.0, Kind.DECODE))) == pytest.approx([1.0, 1.2, 2.2])
+    assert ends(host, at_once((1.0, Kind.DECODE), (1.0, Kind.PASS))) == pytest.approx([1.0, 1.0, 2.0])
 
 
 def test_each_core_that_decodes_slows_a_pass_as_much() -> None:
@@ -249,6 +255,7 @@ def test_a_host_is_read_from_a_document() -> None:
         ({"cores": 2, "slice_s": 0}, "slice_s is not above 0"),
         ({"cores": 2, "pass_speed": 0}, "pass_speed is not above 0"),
         ({"cores": 2, "decode_speed": 1.1}, "decode_speed is not above 0 and at most 1"),
+        ({"cores": 2, "decodes_speed": 0}, "decodes_speed is not above 0"),
         ({"cores": "2"}, "cores is not a number"),
         ({"cores": 2, "core": 1}, "there is no core; there are client, cores"),
         ({"cores": 2, "router": 1}, "router is not a table"),
