@@ -1,10 +1,14 @@
 """Items in vLLM's terms, and the models that its engines serve."""
 
+from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from vllm.model_executor.models.qwen2_5_vl import Qwen2_5_VLForConditionalGeneration
+from vllm.multimodal.inputs import MultiModalBatchedField, MultiModalFieldElem, MultiModalKwargsItem
 
 from tests.contract.text_engine_kit import checkpoint
 from triptych.domain.embedding import EMBEDS, DType, Tensor, TensorSpec
@@ -103,6 +107,27 @@ def test_a_video_has_seconds_that_give_its_times(times: list[int]) -> None:
     assert fields["video_grid_thw"].data.tolist() == [len(times), 4, 6]
     step = fields["second_per_grid_ts"].data.item() * CONFIG.vision_config.tokens_per_second
     assert [int(number * step) for number in range(len(times))] == times
+
+
+@pytest.mark.parametrize("seconds", [0.5, 1.0, 1.7])
+def test_text_after_a_video_of_more_times_than_columns_has_the_positions_of_vllm_by_itself(seconds: float) -> None:
+    """It follows the last time, as in the model's own code. transformers 5 counts rows and columns only."""
+    before, times = 2, [int(number * seconds * CONFIG.vision_config.tokens_per_second) for number in range(8)]
+    count = len(times) * 6
+    item = given(before, embeds=rows(count), rotary=rotary(times, 2, 3))
+    (placed,) = place(item, [*range(before, before + count)], find_fault=nothing)
+    fields = {"video_grid_thw": torch.tensor([len(times), 4, 6]), "second_per_grid_ts": torch.tensor(seconds)}
+    data = {name: MultiModalFieldElem(data=field, field=MultiModalBatchedField()) for name, field in fields.items()}
+    by_itself = replace(placed.feature, data=MultiModalKwargsItem(data))
+    model: Any = SimpleNamespace(config=CONFIG)
+    model.iter_mm_grid_thw = partial(Qwen2_5_VLForConditionalGeneration.iter_mm_grid_thw, model)
+    found, expected = (
+        Qwen2_5_VLForConditionalGeneration.get_mrope_input_positions(model, [0] * (before + count + 3), [feature])[0]
+        for feature in (placed.feature, by_itself)
+    )
+    assert torch.equal(found, expected)
+    assert found[:, -3].tolist() == [before + times[-1] + 1] * 3
+    assert times[-1] > 3, "more than rows and columns"
 
 
 def test_each_frame_between_texts_is_an_image() -> None:
