@@ -43,6 +43,7 @@ async def vllm_serve(
         *("--dtype", "float32", "--enforce-eager", "--kv-cache-memory-bytes", str(KV_CACHE_BYTES)),
         *("--limit-mm-per-prompt", '{"image": 0, "video": 0}', "--enable-mm-embeds"),
         *("--tensor-parallel-size", str(workers), "--ec-transfer-config", json.dumps(connector)),
+        *("--middleware", "triptych.integrations.vllm.unavailable.Unavailable"),
     ]
     with TemporaryDirectory(prefix="vllm-", ignore_cleanup_errors=True) as sockets:  # vLLM leaves them
         own = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}

@@ -144,7 +144,7 @@ async def test_an_item_that_nobody_holds_fails_its_request_alone(served: Served)
             async with asyncio.TaskGroup() as group:
                 lost = group.create_task(ask(served.vllm, renamed))
                 others = [group.create_task(served.tokens(other.question)) for _ in range(4)]
-            assert lost.result().status_code == httpx.codes.INTERNAL_SERVER_ERROR, lost.result().text
+            assert_unavailable(lost.result())
             assert reason in served.log.read_text()
             assert [task.result() for task in others] == [other.token_ids] * 4
     await still_answers(served, other)
@@ -154,7 +154,7 @@ async def test_an_item_of_another_length_fails_its_request_alone(served: Served)
     question = served.reference.model.question(KINDS["one"], 77)
     async with served.client.resolve([item.media for item in items_of(question)]) as items:
         response = await ask(served.vllm, parts_of(question, [longer(item) for item in items]))
-        assert response.status_code == httpx.codes.INTERNAL_SERVER_ERROR, response.text
+        assert_unavailable(response)
     assert re.search(r"has \d+ rows, the prompt has \d+ placeholders for it", served.log.read_text())
     await still_answers(served, served.reference.known("two", 0))
 
@@ -206,7 +206,7 @@ async def test_an_item_whose_encoder_has_died_fails_its_request_alone(served: Se
         async with asyncio.TaskGroup() as group:
             lost = group.create_task(ask(served.vllm, parts_of(question, items)))
             other = group.create_task(served.tokens(known.question))
-        assert lost.result().status_code == httpx.codes.INTERNAL_SERVER_ERROR, lost.result().text
+        assert_unavailable(lost.result())
         assert other.result() == known.token_ids
     await still_answers(served, served.reference.known("mixed", 0))
     assert await served.tokens(question), "resolved again, it is answered"
@@ -256,6 +256,12 @@ def samples(text: str, name: str) -> float:
 async def still_answers(served: Served, known: Known) -> None:
     assert await served.tokens(known.question) == known.token_ids
     assert await is_healthy(served.vllm)
+
+
+def assert_unavailable(response: httpx.Response) -> None:
+    assert response.status_code == httpx.codes.SERVICE_UNAVAILABLE, response.text
+    assert response.json()["error"]["type"] == "ServiceUnavailableError"
+    assert "resolve its items and send it again" in response.json()["error"]["message"]
 
 
 async def no_leases(served: Served) -> None:
