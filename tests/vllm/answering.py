@@ -32,6 +32,7 @@ def main() -> None:
         dtype="float32",
         enforce_eager=True,
         kv_cache_memory_bytes=KV_CACHE_BYTES,
+        block_size=32,  # tiny chunks of attention are whole blocks
         distributed_executor_backend="uni",
         limit_mm_per_prompt={"image": 8, "audio": 8, "video": 0},
     )

@@ -29,7 +29,7 @@ from tests.integration.families.tiny_qwen2_audio import TinyQwen2Audio
 from tests.integration.families.tiny_qwen_vl import TinyQwen2VL, TinyQwen3VL, TinyQwen25VL, TinyQwenVL
 from tests.integration.families.tiny_smolvlm import TinySmolVlm
 from tests.models.conftest import ZOO
-from tests.models.zoo import VIDEOS, ZooModel
+from tests.models.zoo import VIDEOS, Part, ZooModel
 from tests.unit.families.video_processors import video_processor
 from triptych.demo import MODEL_DIR
 from triptych.media.sniff import MediaLimits, inspect_media
@@ -41,6 +41,8 @@ KINDS: Mapping[str, Kind] = {"text": (), "one": (0,), "two": (0, 1), "mixed": (0
 VIDEO_KINDS: Mapping[str, Kind] = {"video": (3,), "image and videos": (0, 3, 4, 3)}
 """The same with videos, of models that take them."""
 _LETTERS = "abcdefgh .:"
+Change = Callable[[str, Any], Any]
+"""Changes a weight, by its name."""
 
 
 class ServedModel(Protocol):
@@ -74,6 +76,7 @@ class Tiny:
     """A tiny random model. Items of one place in ``KINDS`` have one size for all seeds.
 
     ``vllm_prepares``: most items of a request that vLLM prepares as transformers does; -1 if vLLM by itself is not asked.
+    ``published`` changes saved weights to the form of published ones.
     """
 
     def __init__(
@@ -82,8 +85,10 @@ class Tiny:
         items: Callable[[random.Random], Sequence[Item]],
         *,
         vllm_prepares: int = 99,
+        published: Change | None = None,
     ) -> None:
         self.name = family.name
+        self._published = published
         self.family = family
         self.vllm_prepares = vllm_prepares
         self._items = items
@@ -95,6 +100,10 @@ class Tiny:
 
     def make(self, directory: Path) -> Path:
         self.family.make(directory)
+        if self._published is not None:
+            file = directory / "model.safetensors"
+            weights = {name: self._published(name, weight) for name, weight in load_file(file).items()}
+            save_file(weights, file, {"format": "pt"})
         return directory
 
     def question(self, kind: Kind, seed: int) -> Question:
@@ -274,18 +283,64 @@ def _wide_video(rng: random.Random) -> Item:
     return item(clips.video(224, 28, frames=rng.randrange(8, 24), frames_per_s=8, seed=rng.randrange(1000)))
 
 
-def _of_zoo(name: str) -> Tiny:
-    """A model of ``tests.models``, with heads of 32. vLLM by itself is not asked."""
+def _of_zoo(
+    name: str,
+    *,
+    vllm_prepares: int = 99,
+    videos: Part | None = None,
+    vision: Mapping[str, Any] | None = None,
+    published: Change | None = None,
+    **text: Any,
+) -> Tiny:
+    """A model of ``tests.models`` with heads of 32. ``videos``: its processor of videos, without which vLLM does not start;
+    ``vision`` and ``text``: what published configurations of those parts say besides.
+    """
     tiny = ZOO[name]
     assert isinstance(tiny, ZooModel)
     parts = dict(tiny.parts)
     if VIDEOS in parts:
         kind, settings = parts[VIDEOS]
         parts[VIDEOS] = kind, {"size": {"shortest_edge": 784, "longest_edge": 6272}, **settings}
-    made: Any = replace(tiny, parts=parts)
-    made.text = {"head_dim": 32}
-    return Tiny(made, _IMAGES, vllm_prepares=-1)
+    if videos is not None:
+        parts[VIDEOS] = videos
+    config = {
+        **tiny.config,
+        "text_config": {**_wide(tiny.config["text_config"]), **text},
+        "vision_config": {**tiny.config["vision_config"], **(vision or {})},
+    }
+    made = replace(tiny, parts=parts, config=config)
+    return Tiny(made, _IMAGES, vllm_prepares=vllm_prepares, published=published)
 
+
+def _wide(text: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of a language model with heads of 32, and as many more rotary frequencies."""
+    given = dict(text)
+    if given.get("head_dim") != 32 and "rope_parameters" in given:
+        given["rope_parameters"] = _doubled(given["rope_parameters"])
+    return {**given, "head_dim": 32}
+
+
+def _doubled(rope: Any) -> Any:
+    """With twice the frequencies of each axis, also where layers have their own."""
+    if not isinstance(rope, Mapping):
+        return rope
+    return {
+        key: [2 * axis for axis in value] if key == "mrope_section" else _doubled(value) for key, value in rope.items()
+    }
+
+
+def _transposed(name: str, weight: Any) -> Any:
+    """Experts in the form of published weights, which vLLM expects; transformers loads both."""
+    return weight.transpose(1, 2).contiguous() if ".experts." in name else weight
+
+
+_WHOLE_ROPE: Mapping[str, Any] = {
+    "rope_type": "default",
+    "rope_theta": 10_000.0,
+    "mrope_section": [4, 6, 6],
+    "partial_rotary_factor": 1.0,  # without it vLLM takes half
+}
+_GEMMA4_VIDEOS: Part = ("Gemma4VideoProcessor", {"patch_size": 4, "max_soft_tokens": 70, "num_frames": 3})
 
 TINIES: Mapping[str, Tiny] = {
     model.name: model
@@ -300,10 +355,18 @@ TINIES: Mapping[str, Tiny] = {
         Tiny(_Qwen2Audio(), _SOUNDS),
         Tiny(_Idefics3(), _IMAGES),
         Tiny(_SmolVlm(), _IMAGES),
-        _of_zoo("aria"),
-        _of_zoo("exaone4_5"),
+        _of_zoo("aria", vllm_prepares=-1),
+        _of_zoo("cohere_compass"),
+        _of_zoo("exaone4_5", vllm_prepares=-1),
+        _of_zoo("gemma4", videos=_GEMMA4_VIDEOS, vision={"default_output_length": 70}, global_head_dim=64),
         _of_zoo("glm4v"),
+        _of_zoo("glm4v_moe", use_qk_norm=False),
+        _of_zoo("glm_ocr", vllm_prepares=-1, rope_parameters=_WHOLE_ROPE),
+        _of_zoo("llama4"),
+        _of_zoo("llava_next_video", vllm_prepares=-1, videos=("LlavaNextVideoVideoProcessor", {})),
         _of_zoo("mistral3"),
+        _of_zoo("paddleocr_vl", vllm_prepares=-1),
+        _of_zoo("qwen3_vl_moe", moe_intermediate_size=48, published=_transposed),
     )
 }
 NARROW_HEADS = Tiny(_NarrowHeads("qwen2_vl", seed=2), _IMAGES)

@@ -247,4 +247,4 @@ def test_auto_gives_vllm_the_types_whose_answers_are_tested() -> None:
     table = page.partition("tests/vllm/table.py")[2].partition("End of the table")[0]
     tested = set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE))
     assert tested
-    assert tested <= MODEL_TYPES
+    assert tested - MODEL_TYPES == {"cohere_compass"}, "vLLM's own answers of it are not those of transformers"

@@ -12,12 +12,12 @@ class _WithDeepStack:
 
     config: Any
     visual_dim: int
-    use_deepstack: bool
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
         indexes = self.config.vision_config.deepstack_visual_indexes
-        if self.use_deepstack or not indexes:
+        made: Any = getattr(self, "deepstack_input_embeds", None)
+        if not indexes or (made and not made[0].is_meta):
             return
         self.use_deepstack = True
         self.deepstack_num_level = len(indexes)
@@ -43,6 +43,7 @@ class _WithoutNewline:
 
 
 _CHANGES: Mapping[str, type] = {
+    "CohereCompassForConditionalGeneration": _WithDeepStack,
     "LlavaNextForConditionalGeneration": _WithoutNewline,
     "LlavaOnevisionForConditionalGeneration": _WithoutNewline,
     "Qwen3OmniMoeForConditionalGeneration": _WithDeepStack,

@@ -7,8 +7,9 @@ from triptych.runtime.process import CannotStart
 SUPPORTED = "0.32.0"
 MODEL_TYPES = frozenset(
     {
-        *("aria", "exaone4_5", "gemma3", "glm4v", "idefics3", "internvl", "llava", "llava_next", "llava_onevision"),
-        *("mistral3", "qwen2_5_vl", "qwen2_audio", "qwen2_vl", "qwen3_vl", "smolvlm"),
+        *("aria", "exaone4_5", "gemma3", "gemma4", "glm4v", "glm4v_moe", "glm_ocr", "idefics3"),
+        *("internvl", "llama4", "llava", "llava_next", "llava_next_video", "llava_onevision", "mistral3"),
+        *("paddleocr_vl", "qwen2_5_vl", "qwen2_audio", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "smolvlm"),
     }
 )
 """Model types whose answers are tested (docs/vllm.md): ``--engine auto`` gives no others to vLLM."""
