@@ -39,11 +39,17 @@ class Relay:
 
     real: InstanceStub
     changes: dict[bytes, Change] = field(default_factory=dict)
+    once: bool = False
+    """Whether a change is made of one encoding only."""
+    awaited: dict[bytes, asyncio.Event] = field(default_factory=dict)
+    """What it waits for before it answers, by the bytes of the image."""
     changed: int = 0
 
     async def encode(self, request: EncodeRequest) -> EncodeResult:
         result = await self.real.encode(request)
-        change = self.changes.get(request.media)
+        if (event := self.awaited.get(request.media)) is not None:
+            await event.wait()
+        change = self.changes.pop(request.media, None) if self.once else self.changes.get(request.media)
         if change is None:
             return result
         self.changed += 1
@@ -84,6 +90,11 @@ def of_half_the_width(ticket: Ticket) -> Ticket:
     return replace(ticket, tensors=tensors, payload_nbytes=payload_nbytes(tensors))
 
 
+def of_another_length(ticket: Ticket) -> Ticket:
+    tensors = tuple(replace(tensor, shape=(tensor.shape[0] - 1, *tensor.shape[1:])) for tensor in ticket.tensors)
+    return replace(ticket, tokens=ticket.tokens - 1, tensors=tensors, payload_nbytes=payload_nbytes(tensors))
+
+
 def gone(ticket: Ticket) -> Ticket:
     """Of an embedding whose slot has another by now, as the reader of the slot will see."""
     return replace(ticket, generation=ticket.generation - 1)
@@ -100,6 +111,14 @@ def gone(ticket: Ticket) -> Ticket:
             r"encoder encoder-1 returned tensors of another form than the item's",
             1,
             id="of another width",
+        ),
+        pytest.param(
+            of_another_length,
+            "5_c",
+            (500, "internal_error"),
+            r"encoder encoder-1 returned .*",
+            1,
+            id="of another length",
         ),
         pytest.param(
             gone,
@@ -132,3 +151,26 @@ async def test_a_request_with_a_bad_item_fails_and_a_hundred_others_succeed(
     async with rest(served.cluster.url) as client:
         assert text_of(await post(client, bad.body())) == answer(bad).text
     assert served.cluster.processes["text-1"] == engine
+
+
+async def test_an_item_that_is_gone_once_is_encoded_again_for_its_request(served: Served) -> None:
+    question = Question("What digits are shown?", ("8_c",))
+    media = (DIGITS / "8_c.png").read_bytes()
+    before, served.relay.changes[media], served.relay.once = served.relay.changed, gone, True
+    async with rest(served.cluster.url) as client:
+        assert text_of(await post(client, question.body())) == answer(question).text
+    served.relay.once = False
+    assert served.relay.changed - before == 1
+
+
+async def test_an_item_that_is_late_holds_back_its_request_alone(served: Served) -> None:
+    late = Question("What digits are shown?", ("6_c",))
+    media = (DIGITS / "6_c.png").read_bytes()
+    served.relay.awaited[media] = others_answered = asyncio.Event()
+    async with rest(served.cluster.url) as client, asyncio.TaskGroup() as group:
+        waiting = group.create_task(post(client, late.body()))
+        for question in (TEXT, TWO):
+            assert text_of(await post(client, question.body())) == answer(question).text
+        assert not waiting.done()
+        others_answered.set()
+    assert text_of(waiting.result()) == answer(late).text
