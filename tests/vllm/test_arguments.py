@@ -156,7 +156,7 @@ def test_an_encoder_loads_no_language_model_and_reserves_nothing_for_it() -> Non
     made = encoder_args("--quantization fp8", checkpoint(), model_id="m", compute=ComputeOptions(dtype="bfloat16"))
     assert (made.quantization, made.dtype, made.model) == ("fp8", "bfloat16", str(checkpoint().directory))
     assert made.mm_encoder_only
-    assert made.limit_mm_per_prompt == {"image": 1, "video": 0, "audio": 0}
+    assert made.limit_mm_per_prompt == {"image": 1, "video": 0, "audio": 1}
     assert (made.max_num_seqs, made.max_num_batched_tokens) == (1, 1)
 
 

@@ -204,8 +204,12 @@ def with_step_tokens(text: str, tokens: int) -> str:
     return f"{text} --max-num-batched-tokens {most}"
 
 
-def encoder_args(text: str, checkpoint: Checkpoint, *, model_id: str, compute: ComputeOptions) -> EngineArgs:
-    """VLLM's arguments for its encoder alone, without language model and KV memory. Raises CannotStart."""
+def encoder_args(
+    text: str, checkpoint: Checkpoint, *, model_id: str, compute: ComputeOptions, normalizes: bool = False
+) -> EngineArgs:
+    """VLLM's arguments for its encoder alone, without language model and KV memory. ``normalizes``: pixels are normalized where
+    vLLM does, not before. Raises CannotStart.
+    """
     takes = " and ".join(map(flag, ENCODER_ARGUMENTS))
     given = _given(text, ENCODER_ARGUMENTS, lambda _: f"an encoder takes {takes}")
     try:
@@ -216,9 +220,9 @@ def encoder_args(text: str, checkpoint: Checkpoint, *, model_id: str, compute: C
             dtype=compute.dtype,
             load_format="safetensors",
             mm_encoder_only=True,
-            limit_mm_per_prompt={modality.value: int(modality is Modality.IMAGE) for modality in Modality},
+            limit_mm_per_prompt={modality.value: int(modality is not Modality.VIDEO) for modality in Modality},
             mm_processor_cache_gb=0,
-            mm_device_do_normalize=False,  # pixels are normalized when they are prepared
+            mm_device_do_normalize=None if normalizes else False,
             # No prompt is scheduled: vLLM's buffers for them are as small as can be.
             max_num_seqs=1,
             max_num_batched_tokens=1,

@@ -1,4 +1,4 @@
-"""vLLM as the encoder engine: its vision encoders, with Triptych's preparation (ADR 28)."""
+"""vLLM as the encoder engine: its encoders of any model, for items that its own processor prepares or Triptych does (ADR 28)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ from triptych.engine.torch_process import prepare_torch
 from triptych.integrations.vllm.accepted import ENCODER_ARGUMENTS
 from triptych.integrations.vllm.arguments import encoder_args
 from triptych.integrations.vllm.families import encoder_adapter
+from triptych.integrations.vllm.item_encoder import ItemEncoder
 from triptych.integrations.vllm.release import SUPPORTED
 from triptych.integrations.vllm.starting import starting, vllm_identity
 
@@ -26,8 +27,8 @@ class VllmEncoderEngine(AdapterEncoderEngine):
     """An ``EncoderEngine`` over a worker of vLLM that has loaded no language model. Raises BadModel and CannotStart at
     construction.
 
-    Items are decoded and preprocessed as with Triptych's own engine. vLLM's scheduler and its caches are not used: a batch is one
-    call of vLLM's encoder, so one that fails leaves nothing behind.
+    Items are decoded as with Triptych's own engine. vLLM's scheduler and its caches are not used: a batch is one call of
+    vLLM's encoder, or as many as it would make of it, so one that fails leaves nothing behind.
     """
 
     def __init__(
@@ -40,9 +41,11 @@ class VllmEncoderEngine(AdapterEncoderEngine):
         decoding: Decoding | None = None,
     ) -> None:
         """``arguments`` is a command line of vLLM's engine arguments."""
-        adapter = encoder_adapter(checkpoint.family)
+        adapter = encoder_adapter(checkpoint.family, checkpoint.architecture)
         prepare_torch(compute)
-        engine_args = encoder_args(arguments, checkpoint, model_id=model_id, compute=compute)
+        engine_args = encoder_args(
+            arguments, checkpoint, model_id=model_id, compute=compute, normalizes=adapter is None
+        )
         values = _values(engine_args)
         options = " ".join(f"{name}={value}" for name, value in values.items())
         self.identity = vllm_identity(checkpoint, ModelPart.ENCODER, compute, options=options)
@@ -52,10 +55,15 @@ class VllmEncoderEngine(AdapterEncoderEngine):
             config.parallel_config.distributed_executor_backend = "uni"
             self._executor = UniProcExecutor(config)
             (model,) = self._executor.collective_rpc("get_model")
-        dtype: torch.dtype = config.model_config.dtype
+            dtype: torch.dtype = config.model_config.dtype
+            made = (
+                ItemEncoder(model, config.model_config, checkpoint)
+                if adapter is None
+                else adapter(_VllmImageEncoder(model, dtype, checkpoint.family.hidden_size), checkpoint)
+            )
         super().__init__(
             checkpoint,
-            adapter(_VllmImageEncoder(model, dtype, checkpoint.family.hidden_size), checkpoint),
+            made,
             model,
             model_id=model_id,
             dtype=DTYPES[compute.dtype],

@@ -1,6 +1,6 @@
-"""The models that engines of vLLM serve: a text engine any of vLLM's registry, the others those that are tested."""
+"""The models that engines of vLLM serve: any of vLLM's registry, but for those that are known to differ."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 
 from vllm.model_executor.models.registry import ModelRegistry
 
@@ -20,19 +20,31 @@ _REFUSED: Mapping[str, str] = {
     "voxtral": "vLLM reads only Mistral's own files",
     "whisper": "vLLM gives no embeddings to a model with cross-attention",
 }
-"""Types of vLLM's registry that a text engine does not serve, with the reason."""
-_ENCODERS: Mapping[str, Callable[[ImageEncoder, Checkpoint], EncoderAdapter]] = {
+"""Types of vLLM's registry that are not served, with the reason."""
+_DIFFERS = "its rows are not those of transformers"
+NOT_ENCODED: Mapping[str, str] = {
+    "aria": _DIFFERS,
+    "exaone4_5": "vLLM normalizes its pixels otherwise",
+    "glm_ocr": _DIFFERS,
+    "hunyuan_vl": "vLLM's encoder of it does not run on a CPU, where it could be tested",
+    "llava_next_video": "vLLM encodes only its videos",
+    "llava_onevision": "several images of a request are encoded without tiles, which vLLM does not do",
+    "paddleocr_vl": _DIFFERS,
+}
+"""Types that vLLM does not encode, with the reason."""
+_PREPARED: Mapping[str, Callable[[ImageEncoder, Checkpoint], EncoderAdapter]] = {
     "llava": TileEncoder,
     "qwen2_5_vl": QwenEncoder,
+    "qwen2_vl": QwenEncoder,
     "qwen3_vl": QwenEncoder,
 }
-"""How vLLM encodes items, by ``model_type``."""
+"""Types whose items Triptych prepares: their videos, and shards of those. vLLM's own processor prepares all others."""
 _PULLED = frozenset({"llava", "qwen2_5_vl", "qwen3_vl"})
 """Types whose items a vLLM that runs by itself may pull."""
 
 
 def check_served(model_type: str, architecture: str) -> None:
-    """Raises BadModel for a model that a text engine does not serve. ``architecture`` is the class that saved the weights."""
+    """Raises BadModel for a model that is not served. ``architecture`` is the class that saved the weights."""
     reason = _REFUSED.get(model_type)
     if reason is None and architecture not in ModelRegistry.get_supported_archs():
         reason = f"vLLM {SUPPORTED} has no model {architecture}"
@@ -42,17 +54,15 @@ def check_served(model_type: str, architecture: str) -> None:
 
 def check_pulled(family: Family) -> None:
     """Raises BadModel for a family whose items a vLLM that runs by itself cannot pull."""
-    _check_listed(family, _PULLED)
-
-
-def encoder_adapter(family: Family) -> Callable[[ImageEncoder, Checkpoint], EncoderAdapter]:
-    """Adapter by which items are encoded. Raises BadModel for a family that is not encoded by vLLM."""
-    _check_listed(family, _ENCODERS)
-    return _ENCODERS[family.model_type]
-
-
-def _check_listed(family: Family, served: Collection[str]) -> None:
-    if family.model_type not in served:
+    if family.model_type not in _PULLED:
         raise BadModel(
-            f"engine vllm does not serve model_type {family.model_type!r}; it serves: {', '.join(sorted(served))}"
+            f"engine vllm does not serve model_type {family.model_type!r}; it serves: {', '.join(sorted(_PULLED))}"
         )
+
+
+def encoder_adapter(family: Family, architecture: str) -> Callable[[ImageEncoder, Checkpoint], EncoderAdapter] | None:
+    """Adapter by which Triptych prepares items; None where vLLM does. Raises BadModel for a model that is not encoded by vLLM."""
+    check_served(family.model_type, architecture)
+    if (reason := NOT_ENCODED.get(family.model_type)) is not None:
+        raise BadModel(f"engine vllm does not encode for model_type {family.model_type!r}: {reason}")
+    return _PREPARED.get(family.model_type)
