@@ -108,7 +108,7 @@ def test_preempted_sequences_give_the_same_answers(served: Case) -> None:
 
 def test_cached_prefixes_do_not_change_answers(served: Case) -> None:
     question = questions(served, 2)["r1"]
-    engine = served.engine(kv=KvOptions(1))
+    engine = served.engine(kv=KvOptions(1, border_tokens=4))
     for name in ("first", "again"):
         engine.add(served.request(name, question, ANSWER_TOKENS))
         assert finish(engine) == {name: served.answer(question, ANSWER_TOKENS)}

@@ -9,6 +9,7 @@ from triptych.engine.decoder.kv_cache import KvCache
 from triptych.engine.heap import give_back
 from triptych.engine.timing import fastest_s
 from triptych.machine.text.host_copies import CopyIn, CopyOut
+from triptych.machine.text.kv_blocks import Copy
 from triptych.machine.text.running_batch import Move
 
 
@@ -36,7 +37,7 @@ class KvMover:
                 self.cache.export(move.blocks, move.segment.first, move.segment.end, self._host[move.offset :])
             elif isinstance(move, CopyIn):
                 self.cache.load(move.blocks, move.segment, self._host[move.offset :], first=move.first)
-            else:
+            elif isinstance(move, Copy):
                 self.cache.copy([move])
 
     def pack(self, table: Sequence[int], segment: KvSegment, memory: memoryview) -> None:

@@ -1,7 +1,7 @@
 """The slower model runner, for decoders with layers that are neither full nor sliding attention.
 
 Convolutional, recurrent and other state is left to transformers' own caches, one per sequence. A pass computes one
-sequence, and a prompt takes one pass, since not every layer can resume within one. Memory is counted in blocks as
+sequence, and a prompt takes one pass where not every layer can resume within one. Memory is counted in blocks as
 elsewhere: the cost of a token and of a sequence is measured at start.
 """
 
@@ -25,7 +25,7 @@ from triptych.engine.decoder.model_runner import (
     positions,
     splice,
 )
-from triptych.engine.families.adapters import DecoderAdapter, ForwardPart
+from triptych.engine.families.adapters import DecoderAdapter, ForwardPart, UnprovenDecoderAdapter
 from triptych.engine.lora import LoraLayers
 from triptych.errors import EngineFailure
 
@@ -45,6 +45,8 @@ class PerSequenceModelRunner:
     def __init__(self, adapter: DecoderAdapter, *, device: torch.device) -> None:
         self.loras: LoraLayers | None = None
         """The LoRA adapters of inputs."""
+        self.resumes = False
+        """Whether several tokens at once go on from a state."""
         self._adapter = adapter
         self._decoder: Any = adapter.decoder
         self._embed_tokens = self._decoder.get_input_embeddings()
@@ -53,6 +55,11 @@ class PerSequenceModelRunner:
         # Renamed by transformers 5.24.
         accepted = inspect.signature(self._decoder.forward).parameters
         self._cache_argument = "cache" if "cache" in accepted else "past_key_values"
+
+    @property
+    def is_divisible(self) -> bool:
+        """Whether a part of a prompt needs nothing that only the whole one has."""
+        return not isinstance(self._adapter, UnprovenDecoderAdapter) or self._adapter.is_packable
 
     def cache_nbytes(self, prompt: Sequence[int]) -> tuple[int, int]:
         """Bytes per token, and per sequence apart from its tokens; measured with two beginnings of a prompt."""
@@ -122,7 +129,9 @@ class PerSequenceModelRunner:
         if not entry.first:
             self._caches[entry.sequence_id] = DynamicCache(config=self._decoder.config)
         # Of an answer that goes on, the prompt is computed as at first, and then its tokens one by one.
-        whole = 1 if entry.first else entry.plan.indivisible or entry.count
+        whole = entry.plan.indivisible or entry.count
+        if entry.first:
+            whole = entry.count if self.resumes else 1
         if whole < entry.count:
             for first, count in ((entry.first, whole), *((at, 1) for at in range(entry.first + whole, entry.end - 1))):
                 at = first - entry.first

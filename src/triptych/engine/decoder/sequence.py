@@ -67,7 +67,8 @@ class Limits:
     blocks_for: Callable[[int], int]
     """Blocks for a sequence of a number of tokens."""
     max_sequences: int
-    shares_prefixes: bool
+    hashed_tokens: int | None
+    """Tokens of each of a sequence's prefix hashes; None: prefixes are not shared."""
     eos_ids: frozenset[int]
 
 
@@ -99,8 +100,8 @@ def accept(
     grammar = request.grammar if plan.grammar is None else plan.grammar
     keyed, salt = _identity(request, items, looks_ahead=adapter.looks_ahead)
     prefix_hashes = None
-    if limits.shares_prefixes and keyed is not None:
-        prefix_hashes = BlockHashes(limits.block_tokens, checked.token_ids, keyed, salt=salt)
+    if limits.hashed_tokens is not None and keyed is not None:
+        prefix_hashes = BlockHashes(limits.hashed_tokens, checked.token_ids, keyed, salt=salt)
     tokens = request.token_ids if sampling.repetition_penalty != 1 else ()
     prompt_ids = np.unique(
         np.array([token for token in tokens if 0 <= token < limits.request.vocabulary], dtype=np.intp)

@@ -127,6 +127,8 @@ def learned_states(
         states.load(_COPY, positions, memory)
         logits = [runner.probe(name, prompt[: positions + 1], positions) for name in (_ORIGINAL, _COPY)]
         if are_close(*logits):
+            states.load(_COPY, positions, memory)
+            runner.resumes = _resumes(runner, prompt, positions, are_close)
             return states
         reason = "the decoder does not go on from a copy as from the original"
     except Exception as error:  # noqa: BLE001 - transformers' caches and decoders raise many types
@@ -135,6 +137,23 @@ def learned_states(
         runner.drop([_ORIGINAL, _COPY])
     logger.info("sequences cannot be transferred: %s", reason)
     return None
+
+
+def _resumes(
+    runner: PerSequenceModelRunner,
+    prompt: Sequence[int],
+    positions: int,
+    are_close: Callable[[torch.Tensor, torch.Tensor], bool],
+) -> bool:
+    """Whether the rest of a prompt yields after ``_COPY``, a state after ``positions``, what the prompt does in one pass."""
+    if not runner.is_divisible:
+        return False
+    runner.resumes = True
+    try:
+        return are_close(runner.probe(_COPY, prompt, positions), runner.probe(_ORIGINAL, prompt))
+    except Exception as error:  # noqa: BLE001 - transformers' decoders raise many types
+        logger.info("prompts take one pass: %s", error)
+        return False
 
 
 class StateAccess(BatchKvAccess):

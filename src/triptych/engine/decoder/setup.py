@@ -26,6 +26,7 @@ from triptych.engine.tensors import domain_dtype
 from triptych.engine.worker_threads import WorkerThreads
 from triptych.errors import EngineFailure
 from triptych.families.model_files import BadModel
+from triptych.machine.text.kept_states import BORDER_TOKENS, KeptStates
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +51,8 @@ class KvOptions:
     block_tokens: int | None = None
     contiguous: bool | None = None
     """Whether a sequence's blocks are contiguous, and cached prefixes are copied rather than shared."""
+    border_tokens: int = BORDER_TOKENS
+    """Tokens between the borders at which states are kept for prefixes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,8 @@ class DecoderSetup:
     """Whether a prompt may be computed in chunks."""
     states: SequenceStates | None = None
     """Of sequences with caches of their own, if these can be copied."""
+    keep_states: Callable[[], KeptStates] | None = None
+    """Makes the states kept for prefixes, with none in it. None: prompts do not go on from states."""
     joined: Sequence[JoinedLinear] = ()
     """Layers whose parts compute nothing."""
 
@@ -319,6 +324,10 @@ def _cached(
     if not blocks:
         raise ValueError(f"a KV cache of {kv_cache_bytes} bytes holds no block of {block_tokens} tokens")
     fixed_blocks = max(1, -(-fixed_nbytes // block_nbytes))  # at least 1: nothing counted this way can be shared
+    states = learned_states(runner, model_revision, prompt, partial(_are_close, share=_share(adapter)))
+    keep_states = None
+    if states is not None and runner.resumes:
+        keep_states = partial(KeptStates, kv_cache_bytes, states.kind.nbytes, border_tokens=options.border_tokens)
     return DecoderSetup(
         runner,
         blocks,
@@ -326,5 +335,6 @@ def _cached(
         True,
         fixed_blocks=fixed_blocks,
         supports_chunked_prefill=False,
-        states=learned_states(runner, model_revision, prompt, partial(_are_close, share=_share(adapter))),
+        states=states,
+        keep_states=keep_states,
     )

@@ -29,7 +29,7 @@ from triptych.engine.decoder.options import EngineOptions
 from triptych.engine.decoder.packed_runner import PackedModelRunner
 from triptych.engine.decoder.sampling import Sampled, sample
 from triptych.engine.decoder.sequence import EngineSequence, Limits, accept
-from triptych.engine.decoder.sequence_states import StateAccess
+from triptych.engine.decoder.sequence_states import StateAccess, UnknownState
 from triptych.engine.decoder.setup import DecoderSetup, KvOptions, build_runner
 from triptych.engine.families.adapters import CachingDecoderAdapter, UnprovenDecoderAdapter
 from triptych.engine.families.item_processor import ItemProcessor
@@ -46,6 +46,7 @@ from triptych.engine.worker_threads import WorkerThreads
 from triptych.errors import EngineFailure, InvalidRequest, Overloaded, TriptychError
 from triptych.families.model_files import BadModel
 from triptych.machine.text.host_copies import HostCopies
+from triptych.machine.text.kept_states import StateIn
 from triptych.machine.text.kv_blocks import KvBlocks
 from triptych.machine.text.running_batch import Move, RunningBatch, Step, StepLimits, StepPart
 from triptych.policy.batching import MEASURED_SHARE, largest_within
@@ -122,7 +123,7 @@ class TransformersTextEngine:
             block_tokens=setup.block_tokens,
             blocks_for=self._batch.blocks_for,
             max_sequences=max_sequences,
-            shares_prefixes=self._batch.shares_prefixes,
+            hashed_tokens=self._batch.hashed_tokens if self._batch.shares_prefixes else None,
             eos_ids=_eos_ids(model),
         )
         self.finds_prefixes = self._batch.shares_prefixes and not self._adapter.looks_ahead
@@ -198,6 +199,8 @@ class TransformersTextEngine:
         if self._batch.has_work:
             raise EngineFailure("the language model is in use")
         self._batch.blocks.evict_cached()
+        if self._batch.kept is not None:
+            self._batch.kept.shrink(0)
 
     def _after_load(self) -> None:
         """Capture CUDA graphs again if the weights are elsewhere now."""
@@ -246,6 +249,7 @@ class TransformersTextEngine:
                 beside_decodes=budget.beside_decodes,
             ),
             copies,
+            None if self._made.keep_states is None else self._made.keep_states(),
         )
 
     def _chosen_budget(self, options: EngineOptions) -> PrefillBudget:
@@ -429,6 +433,7 @@ class TransformersTextEngine:
                 outputs.append(self._fail(part.sequence, result))
                 continue
             self._batch.advance(part.sequence, part.count)
+            self._keep_state(part.sequence)
             if result is not None and result.is_finite:
                 extended += [(sequence, result) for sequence in self._fork(part.sequence)]
             elif result is not None:
@@ -443,6 +448,20 @@ class TransformersTextEngine:
     def _move(self, moves: Iterable[Move]) -> None:
         if self._mover is not None:
             self._mover.run(moves)
+        elif self._made.states is not None:
+            for move in moves:
+                if isinstance(move, StateIn):
+                    self._made.states.load(move.sequence_id, move.positions, memoryview(move.memory))
+
+    def _keep_state(self, sequence: EngineSequence) -> None:
+        """Keep a sequence's state, if it is to be found by others."""
+        if self._made.states is None or (memory := self._batch.take_border(sequence)) is None:
+            return
+        try:
+            self._made.states.export(sequence.sequence_id, sequence.computed, memoryview(memory))
+        except UnknownState:
+            logger.exception("the state of sequence %s cannot be kept", sequence.sequence_id)
+            self._batch.discard_states(sequence)
 
     @torch.inference_mode()
     def _vocabulary(self) -> int:

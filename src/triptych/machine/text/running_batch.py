@@ -27,6 +27,7 @@ from typing import Generic, TypeVar
 from triptych.domain.queue_position import QueuePosition
 from triptych.families.base import Span
 from triptych.machine.text.host_copies import CopyIn, CopyOut, HostCopies
+from triptych.machine.text.kept_states import KeptStates, StateIn
 from triptych.machine.text.kv_blocks import Copy, KvBlocks
 from triptych.machine.text.sequence import Sequence
 from triptych.machine.text.waiting_line import WaitingLine, order
@@ -34,8 +35,8 @@ from triptych.policy.batching import Prefill, plan_step, preemption_victim
 from triptych.policy.fairness import RESERVED_SHARE, may_start
 
 S = TypeVar("S", bound=Sequence)
-Move = Copy | CopyOut | CopyIn
-"""Keys and values to copy, before anything else is written."""
+Move = Copy | CopyOut | CopyIn | StateIn
+"""Keys and values, or states, to copy, before anything else is written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class StepLimits:
     token_budget: int
     max_sequences: int
     fixed_blocks: int = 0
-    """Blocks of a sequence beside those of its tokens; prefixes are not shared then."""
+    """Blocks of a sequence beside those of its tokens; blocks are not shared then."""
     growth_tokens: int = 256
     """Sequences are placed with room for this many more tokens, if there is any."""
     supports_chunked_prefill: bool = True
@@ -79,14 +80,21 @@ class Step(Generic[S]):
 class RunningBatch(Generic[S]):
     """Owner of the sequences of an engine: which run, wait, pause or arrive."""
 
-    def __init__(self, blocks: KvBlocks, limits: StepLimits, copies: HostCopies | None = None) -> None:
-        """``copies``: where preempted sequences' keys and values go; None: they are recomputed."""
+    def __init__(
+        self,
+        blocks: KvBlocks,
+        limits: StepLimits,
+        copies: HostCopies | None = None,
+        kept: KeptStates | None = None,
+    ) -> None:
+        """``copies``: where preempted sequences' keys and values go; None: they are recomputed. ``kept``: where blocks have no prefixes."""
         self.blocks = blocks
         self.limits = limits
         """Changed by ``limit``."""
         self._most_sequences = limits.max_sequences
         """The largest ``max_sequences`` so far: what began under it runs on."""
         self.copies = copies
+        self.kept = kept
         self._arrivals = 0
         self._known: dict[str, dict[int, S]] = {}
         """By request and choice, followers included."""
@@ -146,7 +154,12 @@ class RunningBatch(Generic[S]):
 
     @property
     def shares_prefixes(self) -> bool:
-        return not self.limits.fixed_blocks
+        return not self.limits.fixed_blocks or self.kept is not None
+
+    @property
+    def hashed_tokens(self) -> int:
+        """Tokens of each hash of a sequence's ``prefix_hashes``."""
+        return self.limits.block_tokens if self.kept is None else self.kept.border_tokens
 
     @property
     def running(self) -> int:
@@ -207,6 +220,7 @@ class RunningBatch(Generic[S]):
             del known[sequence.choice]
             if not is_sound:
                 self.blocks.evict_hashes(sequence.sequence_id)
+                self.discard_states(sequence)
             self._leave(sequence)
             self.blocks.free(sequence.sequence_id)
             self._forget_copy(sequence)
@@ -259,6 +273,8 @@ class RunningBatch(Generic[S]):
         )
         parts = [_part(units[name], 1) for name in step.decodes]
         parts += [_part(units[work.sequence_id], work.tokens) for work in step.prefills]
+        if self.kept is not None:
+            self.kept.shrink(self._unused_nbytes(self.kept))
         return Step(tuple(parts), tuple(moves), tuple(preempted))
 
     def _decoding(self) -> list[S]:
@@ -270,10 +286,26 @@ class RunningBatch(Generic[S]):
 
     def _advance_to(self, sequence: S, computed: int) -> None:
         before, sequence.computed = sequence.computed, computed
-        if sequence.prefix_hashes is not None:
+        if sequence.prefix_hashes is not None and self.kept is None:
             size = self.limits.block_tokens
             for index in range(before // size, sequence.computed // size):
                 self.blocks.register_hash(sequence.sequence_id, index, sequence.prefix_hashes.hashes[index])
+
+    def take_border(self, sequence: S) -> bytearray | None:
+        """Memory for the sequence's state, to be kept as it is now. None: it is not at a border, it is kept already, or there is no room."""
+        if self.kept is None or sequence.prefix_hashes is None or sequence.computed not in sequence.borders:
+            return None
+        prefix_hash = sequence.prefix_hashes.hashes[sequence.computed // self.kept.border_tokens - 1]
+        return self.kept.take(prefix_hash, sequence.computed, self._unused_nbytes(self.kept))
+
+    def discard_states(self, sequence: S) -> None:
+        """Forget the kept states of its prefixes, which are not sound."""
+        if self.kept is not None and sequence.prefix_hashes is not None:
+            self.kept.discard(sequence.prefix_hashes.hashes)
+
+    def _unused_nbytes(self, kept: KeptStates) -> int:
+        """KV memory that sequences leave."""
+        return kept.nbytes * self.blocks.available // self.blocks.blocks
 
     def fork(self, leader: S) -> tuple[list[S], tuple[Copy, ...]]:
         """The prompt is computed: share or copy its blocks for the other choices. Returns these and the copies."""
@@ -306,6 +338,9 @@ class RunningBatch(Generic[S]):
             self.copies.validate([sequence.copy for sequence in waiting if sequence.copy is not None])
             others = [sequence for sequence in everyone if sequence not in waiting]
             assert not any(sequence.copy for sequence in others), "a sequence with blocks has a copy"
+        if self.kept is not None:
+            self.kept.validate()
+            assert self.kept.held_nbytes <= self._unused_nbytes(self.kept), "kept states take what sequences have"
         for sequence in running:
             held_tokens = (
                 len(self.blocks.table(sequence.sequence_id)) - self.limits.fixed_blocks
@@ -409,12 +444,26 @@ class RunningBatch(Generic[S]):
             sequence.computed = 0
             return False
         moves.extend(made)
+        if self.kept is not None:
+            moves.extend(self._take_state(sequence, self.kept))
         if sequence.prefix_hashes is not None and sequence.cached is None:
             self.prefix_queries_tokens += sequence.length
             self.prefix_hits_tokens += sequence.computed
         sequence.cached = sequence.computed if sequence.cached is None else sequence.cached
         self._restore(sequence, moves)
         return True
+
+    def _take_state(self, sequence: S, kept: KeptStates) -> tuple[StateIn, ...]:
+        """Let it go on from the last border before its last token that has a state, unless its own one comes from elsewhere."""
+        if sequence.prefix_hashes is None or sequence.arriving:
+            return ()
+        hashes, size = sequence.prefix_hashes.hashes, kept.border_tokens
+        found = kept.find(hashes[: (sequence.length - 1) // size])
+        sequence.borders = kept.borders(hashes[: (sequence.prompt_tokens - 1) // size])
+        if found is None:
+            return ()
+        sequence.computed, memory = found
+        return (StateIn(sequence.sequence_id, sequence.computed, memory),)
 
     def _restore(self, sequence: S, moves: list[Move]) -> None:
         """Copy back what the prefix cache has not kept."""
@@ -436,7 +485,7 @@ class RunningBatch(Generic[S]):
 
     def _found(self, sequence: S) -> tuple[int, ...]:
         """Cached blocks of its prefix, before its last token and not ending inside a bidirectional span."""
-        if sequence.prefix_hashes is None:
+        if sequence.prefix_hashes is None or self.kept is not None:
             return ()
         size = self.limits.block_tokens
         found = self.blocks.find(sequence.prefix_hashes.hashes[: (sequence.length - 1) // size])
@@ -465,10 +514,11 @@ class RunningBatch(Generic[S]):
         return self.blocks_for(most)
 
     def _prefill(self, sequence: S) -> Prefill:
-        bidirectional = sequence.bidirectional if self.limits.supports_chunked_prefill else (Span(0, sequence.length),)
+        end = next((border for border in sequence.borders if border > sequence.computed), sequence.length)
+        bidirectional = sequence.bidirectional if self.limits.supports_chunked_prefill else (Span(0, end),)
         return Prefill(
             sequence.sequence_id,
-            sequence.length - sequence.computed,
+            end - sequence.computed,
             sequence.computed,
             bidirectional,
             1 + len(sequence.followers),

@@ -118,7 +118,7 @@ def test_other_layers_keep_one_cache_per_running_sequence(tmp_path: Path) -> Non
     assert engine.preemptions
     assert 1 < most <= 5
     assert len(engine._runner._caches) == 0
-    assert engine.prefix_queries_tokens == 0
+    assert engine.prefix_hits_tokens == 0
 
 
 def test_choices_share_the_cache_of_the_prompt(tmp_path: Path) -> None:

@@ -15,12 +15,16 @@ from triptych.domain.kv_segment import KvKind
 from triptych.domain.queue_position import AGEING_S, FIRST_COME, QueuePosition
 from triptych.families.base import Span
 from triptych.machine.text.host_copies import CopyIn, CopyOut, HostCopies
+from triptych.machine.text.kept_states import KeptStates, StateIn
 from triptych.machine.text.kv_blocks import KvBlocks
 from triptych.machine.text.prefix_hashes import BlockHashes
 from triptych.machine.text.running_batch import Move, RunningBatch, Step, StepLimits
 from triptych.machine.text.sequence import Sequence
 
 BLOCK = 4
+BORDER = 8
+STATE = 16
+"""Bytes of a state beside those of its positions."""
 KIND = KvKind("model", DType.F32, layers=1, heads=1, head_size=8)
 """64 bytes per position."""
 
@@ -53,7 +57,7 @@ class Engine:
         pauses: bool = False,
     ) -> None:
         """``begun``: how many tokens each choice has already."""
-        size, keyed = self.batch.limits.block_tokens, keyed and self.batch.shares_prefixes
+        size, keyed = self.batch.hashed_tokens, keyed and self.batch.shares_prefixes
         sequences = [
             Sequence(
                 request_id=name,
@@ -91,6 +95,10 @@ class Engine:
     def move(self, moves: tuple[Move, ...]) -> None:
         size = self.batch.limits.block_tokens
         for move in moves:
+            if isinstance(move, StateIn):
+                for position in range(move.positions):
+                    self.memory[self.slot(move.sequence_id, position)] = tuple(move.memory[: position + 1])
+                continue
             if isinstance(move, CopyOut | CopyIn):
                 first = move.first if isinstance(move, CopyIn) else 0
                 for position in range(first, move.segment.end):
@@ -120,6 +128,8 @@ class Engine:
                 self.memory[slot] = tuple(part.sequence.token_ids[: position + 1])
         for part in step.parts:
             self.batch.advance(part.sequence, part.count)
+            if (state := self.batch.take_border(part.sequence)) is not None:
+                state[: part.sequence.computed] = bytes(part.sequence.token_ids[: part.sequence.computed])
             if part.reaches_end:
                 followers, copies = self.batch.fork(part.sequence)
                 self.move(copies)
@@ -162,6 +172,7 @@ def new_engine(
     supports_chunked_prefill: bool = True,
     copied_positions: int = 0,
     beside_decodes: int | None = None,
+    kept_nbytes: int = 0,
 ) -> Engine:
     limits = StepLimits(
         BLOCK,
@@ -173,7 +184,20 @@ def new_engine(
         beside_decodes=beside_decodes,
     )
     copies = HostCopies(KIND, copied_positions * KIND.position_nbytes) if copied_positions else None
-    return Engine(RunningBatch(KvBlocks(blocks, contiguous=contiguous), limits, copies))
+    kept = KeptStates(kept_nbytes, lambda positions: STATE + positions, border_tokens=BORDER) if kept_nbytes else None
+    return Engine(RunningBatch(KvBlocks(blocks, contiguous=contiguous), limits, copies, kept))
+
+
+def new_stateful_engine(blocks: int = 32, *, kept_nbytes: int = 1 << 10, token_budget: int = 64) -> Engine:
+    """Of sequences with state outside of blocks."""
+    return new_engine(
+        blocks,
+        fixed_blocks=1,
+        supports_chunked_prefill=False,
+        kept_nbytes=kept_nbytes,
+        token_budget=token_budget,
+        max_sequences=4,
+    )
 
 
 def test_a_sequence_takes_the_blocks_it_needs_now_and_grows() -> None:
