@@ -100,33 +100,39 @@ def make(name: str, directory: Path, target: Target = CPU) -> int:
         language.lm_head.load_state_dict(whole.lm_head.state_dict())
     else:
         text = _text(SHAPES[name])
-        vision = transformers.CLIPVisionConfig(
-            hidden_size=32,
-            intermediate_size=32,
-            num_hidden_layers=1,
-            num_attention_heads=1,
-            image_size=56,
-            patch_size=14,
-        )
-        config = transformers.LlavaConfig(
-            vision_config=vision,
-            text_config=text,
-            image_token_id=4,
-            image_seq_length=16,
-            vision_feature_layer=-1,
-            tie_word_embeddings=True,
-        )
-        with torch.device(target.device):
-            whole = transformers.LlavaForConditionalGeneration(config).to(getattr(torch, target.dtype))
-        whole.save_pretrained(directory / "multimodal")
-        for file in ("tokenizer.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json"):
-            (directory / "multimodal" / file).write_bytes((MODEL_DIR / file).read_bytes())
+        whole = make_llava(text, directory / "multimodal", target)
         with torch.device("meta"):
             language = transformers.Qwen2ForCausalLM(text)
         language.model = whole.model.language_model
         language.tie_weights()
     language.save_pretrained(directory / "language")
     return int(text.vocab_size)
+
+
+def make_llava(text: Any, directory: Path, target: Target = CPU) -> Any:
+    """Write a LLaVA around a random language model of this configuration, and return it."""
+    vision = transformers.CLIPVisionConfig(
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        image_size=56,
+        patch_size=14,
+    )
+    config = transformers.LlavaConfig(
+        vision_config=vision,
+        text_config=text,
+        image_token_id=4,
+        image_seq_length=16,
+        vision_feature_layer=-1,
+        tie_word_embeddings=True,
+    )
+    with torch.device(target.device):
+        whole = transformers.LlavaForConditionalGeneration(config).to(getattr(torch, target.dtype))
+    whole.save_pretrained(directory)
+    for file in ("tokenizer.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json"):
+        (directory / file).write_bytes((MODEL_DIR / file).read_bytes())
+    return whole
 
 
 def _text(shape: Shape) -> Any:

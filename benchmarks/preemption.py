@@ -1,4 +1,4 @@
-"""Preempted sequences of the text engine: copied to host memory and back, and recomputed.
+"""Preempted sequences of the text engine: copied to host memory and back, and recomputed; and states that are kept for prefixes.
 
 Lengths: the time to copy a sequence out of the KV cache and back, beside the CPU time to compute it, by its length; alone,
 the fastest of some repetitions of each, which take turns.
@@ -6,6 +6,10 @@ the fastest of some repetitions of each, which take turns.
 Pressure: the same requests in KV memory for half of them, with copies and without, in turn; both give the same answers.
 Half of the requests come later and have priority, so that they take the memory of what is preempted. CPU time, the least
 of some repetitions.
+
+States: a random decoder of 40 million parameters with linear attention in three of four layers. CPU time to the first token of prompts
+with the same beginning and ``QUESTION_TOKENS`` of their own: the first computes all, the second leaves a state where it parts from the
+first, and later ones go on from there. The fastest of some repetitions, each with another beginning.
 
 One thread; ratios are within the run.
 """
@@ -19,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks import ending, machine
-from benchmarks.engine import make
+from benchmarks.engine import make, make_llava, transformers
 from benchmarks.figures import add_json_option, write_figures
 from triptych.domain.engine import EngineRequest
 from triptych.domain.queue_position import QueuePosition
@@ -36,6 +40,10 @@ REQUESTS = 12
 ANSWER_TOKENS = 160
 STEP_TOKENS = 2048
 """Above each prompt, and the same in all engines: by default an engine measures its own."""
+SHARED_TOKENS = (256, 1024, 3072)
+QUESTION_TOKENS = 96
+"""More than a border apart, so that no prompt ends at the last border that all share."""
+PARTS = ("preempted", "states")
 Answers = dict[str, list[int]]
 
 
@@ -59,6 +67,17 @@ class Pressure:
     restored_tokens: int
     copied_s: float
     recomputed_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Times to the first token, ms."""
+
+    shared_tokens: int
+    state_nbytes: int
+    first_ms: float
+    second_ms: float
+    later_ms: float
 
 
 class Prompts:
@@ -162,15 +181,54 @@ def answered(engine: TransformersTextEngine, requests: Sequence[EngineRequest]) 
     return time.process_time() - began_s, answers
 
 
+def states(directory: Path, rounds: int) -> Iterator[Shared]:
+    text = transformers.Qwen3_5TextConfig(
+        vocab_size=16_000,
+        hidden_size=512,
+        intermediate_size=1536,
+        num_hidden_layers=8,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        head_dim=64,
+        linear_num_key_heads=8,
+        linear_num_value_heads=8,
+        linear_key_head_dim=64,
+        linear_value_head_dim=64,
+        max_position_embeddings=4096,
+    )
+    make_llava(text, directory / "multimodal")
+    prompts, engine = Prompts(text.vocab_size), engine_of(directory, KvOptions(), copied_bytes=None)
+    assert engine.kv is not None
+    for tokens in SHARED_TOKENS:
+        took: list[list[float]] = []
+        for _ in range(rounds):
+            shared, times = prompts.of(tokens), []
+            for cached in (0, 0, tokens, tokens):
+                prompt = shared + prompts.of(QUESTION_TOKENS)
+                engine.add(request("one", prompt, 1, QueuePosition(0, 0.0, 0)))
+                began_s, before = time.process_time(), engine.prefix_hits_tokens
+                while engine.has_work:
+                    step(engine, {})
+                times.append(time.process_time() - began_s)
+                assert engine.prefix_hits_tokens - before == cached
+            took.append(times)
+        first, second, *later = (1e3 * min(times) for times in zip(*took, strict=True))
+        nbytes = sum(segment.nbytes for segment in engine.kv.kind.segments(0, tokens))
+        yield Shared(tokens, nbytes, first, second, min(later))
+
+
 def main() -> None:
     ending.by_sigterm()
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--models", nargs="+", default=["demo", "qwen2.5-50m"])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
     parser.add_argument("--quick", action="store_true", help="only show that it works")
     add_json_option(parser)
     args = parser.parse_args()
     models, rounds = (["demo"], 1) if args.quick else (args.models, args.rounds)
+    if "preempted" not in args.parts:
+        models = []
     said = machine.describe()
     print(said)
     by_length: list[Length] = []
@@ -191,10 +249,20 @@ def main() -> None:
                     f"{many.copied_back} copied back, {many.restored_tokens} tokens not recomputed; "
                     f"{many.copied_s:.2f} s, recomputed {many.recomputed_s:.2f}: {many.copied_s / many.recomputed_s:.2f}"
                 )
+    kept: list[Shared] = []
+    if "states" in args.parts:
+        with tempfile.TemporaryDirectory() as directory:
+            for many_share in states(Path(directory), rounds):
+                kept.append(many_share)
+                print(
+                    f"{many_share.shared_tokens:5} shared tokens, a state of {many_share.state_nbytes / 2**20:5.2f} MiB: first token in "
+                    f"{many_share.first_ms:7.1f} ms, second prompt {many_share.second_ms:7.1f}, later ones {many_share.later_ms:7.1f}"
+                )
     told = {"machine": said, "requests": REQUESTS, "answer_tokens": ANSWER_TOKENS, "rounds": rounds}
     told |= {
         "lengths": [asdict(length) for length in by_length],
         "pressure": [asdict(figures) for figures in under_pressure],
+        "states": [asdict(figures) for figures in kept],
     }
     write_figures(args.json, told)
 
