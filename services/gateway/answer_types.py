@@ -97,8 +97,18 @@ class ChatCompletion(TypedDict):
     usage: Usage
 
 
-class ToolCallDelta(ToolCall):
+class FunctionDelta(TypedDict):
+    name: NotRequired[str]
+    arguments: str
+
+
+class ToolCallDelta(TypedDict):
+    """The first one of a call has its id and name; others continue its arguments."""
+
     index: Count
+    id: NotRequired[str]
+    type: NotRequired[Literal["function"]]
+    function: FunctionDelta
 
 
 class Delta(TypedDict, total=False):

@@ -12,6 +12,7 @@ from triptych.domain.generation import (
     Reasoned,
     TokenChunk,
     TokenLogprobs,
+    ToolArguments,
     ToolCallMade,
     Usage,
 )
@@ -75,7 +76,7 @@ class Form(Protocol):
 
     def thought(self, event: Reasoned) -> bytes: ...
 
-    def call(self, event: ToolCallMade) -> bytes: ...
+    def call(self, event: ToolCallMade | ToolArguments) -> bytes: ...
 
     def finish(self, event: ChoiceFinished) -> bytes: ...
 
@@ -136,9 +137,18 @@ class ChatForm:
         text = json.dumps(event.text).encode()
         return self._plain(event.choice, b'{"reasoning":%b,"reasoning_content":%b}' % (text, text))
 
-    def call(self, event: ToolCallMade) -> bytes:
-        """Sent in one piece: only a complete call can be recognised."""
-        return self._chunk(event.choice, {"tool_calls": [{"index": event.index, **_call(event.call)}]})
+    def call(self, event: ToolCallMade | ToolArguments) -> bytes:
+        if isinstance(event, ToolArguments):
+            written = event.index, json.dumps(event.text).encode()
+            return self._plain(event.choice, b'{"tool_calls":[{"index":%d,"function":{"arguments":%b}}]}' % written)
+        function: api.FunctionDelta = {"name": event.call.name, "arguments": event.call.arguments}
+        call: api.ToolCallDelta = {
+            "index": event.index,
+            "id": event.call.call_id,
+            "type": "function",
+            "function": function,
+        }
+        return self._chunk(event.choice, {"tool_calls": [call]})
 
     def finish(self, event: ChoiceFinished) -> bytes:
         return self._plain(event.choice, b"{}", b'"%b"' % event.reason.value.encode())
@@ -212,7 +222,7 @@ class CompletionForm:
         del event
         raise AssertionError("reasoning is part of a raw prompt's text")
 
-    def call(self, event: ToolCallMade) -> bytes:
+    def call(self, event: ToolCallMade | ToolArguments) -> bytes:
         del event
         raise AssertionError("a raw prompt has no tools")
 

@@ -20,6 +20,7 @@ from triptych.domain.generation import (
     FieldsIgnored,
     Reasoned,
     TokenChunk,
+    ToolArguments,
     ToolCallMade,
 )
 from triptych.domain.instance import ModelInfo
@@ -310,7 +311,7 @@ def _encode_event(form: Form, event: ChatEvent) -> bytes:
     match event:
         case TokenChunk():
             return form.chunk(event)
-        case ToolCallMade():
+        case ToolCallMade() | ToolArguments():
             return form.call(event)
         case Reasoned():
             return form.thought(event)

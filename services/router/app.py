@@ -57,7 +57,11 @@ async def app(settings: RouterSettings, telemetry: Telemetry | None = None) -> A
             membership=await _membership(settings, world, reading, model, tls, telemetry.metrics),
             connect=lambda address: InstanceStub(address, tls),
             prepare=ModelPrepare(
-                prompts, settings.media, await reading.run(Grammars, prompts.tokenizer), settings.reasoning
+                prompts,
+                settings.media,
+                await reading.run(Grammars, prompts.tokenizer),
+                settings.reasoning,
+                settings.tool_syntax,
             ),
             profiles=await reading.run(known_profiles, settings.profiles),
             record=RouterRecord(telemetry.metrics),

@@ -1,7 +1,7 @@
 """Turns a conversation into token ids and item plans: the blocking part of a request, run off the event loop."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -30,14 +30,16 @@ from triptych.families.generic import GenericFamily
 from triptych.media.sniff import MediaLimits, inspect_media
 from triptych.ports import Offload
 from triptych.tokens.answer_text import AnswerText
+from triptych.tokens.call_grammar import call_grammar
 from triptych.tokens.detokenize import IncrementalDetokenizer
 from triptych.tokens.grammar import Grammars
 from triptych.tokens.prompt import Prompt, PromptBuilder
-from triptych.tokens.reasoning import SYNTAXES, ReasoningReader, ReasoningSyntax, after_reasoning
+from triptych.tokens.reasoning import SYNTAXES, ReasoningReader, after_reasoning
 from triptych.tokens.template import read_kwargs
-from triptych.tokens.tool_calls import call_grammar, read_tools
+from triptych.tokens.tool_calls import SYNTAXES as CALL_SYNTAXES
+from triptych.tokens.tool_calls import CallSyntax, read_tools
 
-from .answer_reader import Calling, Reading, Reasoning
+from .answer_reader import Calling, Hidden, Reading, Reasoning
 
 T = TypeVar("T")
 
@@ -128,23 +130,41 @@ class ModelPrepare:
     grammars: Grammars
     reasoning: str = AUTO
     """``AUTO`` or the name of one of ``tokens.reasoning.SYNTAXES``; any other for none."""
+    tool_syntax: str = AUTO
+    """``AUTO`` or the name of one of ``tokens.tool_calls.SYNTAXES``; any other for none."""
     _reasoning: Reasoning | None = field(init=False, repr=False, compare=False)
     """For every prompt, without its tail."""
+    _calls: CallSyntax | None = field(init=False, repr=False, compare=False)
+    _special: Mapping[str, int] = field(init=False, repr=False, compare=False)
+    """The special tokens that do not end an answer."""
+    _hidden: Mapping[tuple[bool, bool], Hidden | None] = field(init=False, repr=False, compare=False)
+    """What is hidden where calls, or reasoning, have marks that are special tokens; None where they have none."""
 
     def __post_init__(self) -> None:
         chosen = self.builder.template.reasoning if self.reasoning == AUTO else SYNTAXES.get(self.reasoning)
-        object.__setattr__(self, "_reasoning", None if chosen is None else self._with_marks(chosen))
-
-    def _with_marks(self, syntax: ReasoningSyntax) -> Reasoning:
         tokenizer = self.builder.tokenizer
-        special = {token_id: tokenizer.id_to_token(token_id) for token_id in tokenizer.special_ids - tokenizer.eos_ids}
-        closing_id = tokenizer.token_to_id(syntax.closing)
-        if set(syntax.marks).isdisjoint(special.values()):
-            return Reasoning(syntax, "", closing_id)
-        others = {token_id: token for token_id, token in special.items() if token and token not in syntax.marks}
-        longest_first = sorted(others.values(), key=len, reverse=True)
-        hidden = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
-        return Reasoning(syntax, "", closing_id, hidden, frozenset(others))
+        known = None if chosen is None else Reasoning(chosen, "", tokenizer.token_to_id(chosen.closing))
+        calls = self.builder.template.call_syntax if self.tool_syntax == AUTO else CALL_SYNTAXES.get(self.tool_syntax)
+        special = {tokenizer.id_to_token(token_id): token_id for token_id in tokenizer.special_ids - tokenizer.eos_ids}
+        object.__setattr__(self, "_reasoning", known)
+        object.__setattr__(self, "_calls", calls)
+        object.__setattr__(self, "_special", {token: number for token, number in special.items() if token})
+        text, marks = "" if calls is None else calls.text, () if chosen is None else chosen.marks
+        hidden = {
+            (calling, thinking): self._others(text * calling, marks * thinking)
+            for calling in (False, True)
+            for thinking in (False, True)
+        }
+        object.__setattr__(self, "_hidden", hidden)
+
+    def _others(self, text: str, marks: Sequence[str]) -> Hidden | None:
+        """The special tokens that are neither part of a text nor among the marks; None if no special token is a mark."""
+        others = {token: number for token, number in self._special.items() if token not in text and token not in marks}
+        if len(others) == len(self._special):
+            return None
+        longest_first = sorted(others, key=len, reverse=True)
+        pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        return Hidden(pattern, frozenset(others.values()))
 
     @property
     def counts_at_once(self) -> bool:
@@ -183,7 +203,11 @@ class ModelPrepare:
         reasoning, sampling = self._thoughts(request, prompt, sampling)
         reading = None
         if calling is not None or reasoning is not None:
-            reading = Reading(calling, reasoning, self._passed_on(request.continued, sampling))
+            hidden = None
+            if not sampling.special_tokens:
+                hidden = self._hidden[calling is not None, reasoning is not None]
+                sampling = sampling if hidden is None else replace(sampling, special_tokens=True)
+            reading = Reading(calling, reasoning, self._passed_on(request.continued, sampling), hidden)
         placeholder_ids = self.builder.family.placeholder_ids
         return Prompted(prompt.token_ids, tuple(items), sampling, reading, placeholder_ids, self._ignored(request))
 
@@ -241,7 +265,7 @@ class ModelPrepare:
         sampling, choice = request.sampling, request.tool_choice
         if not request.tools:
             return None, sampling
-        tools, syntax = read_tools(request.tools), self.builder.template.call_syntax
+        tools, syntax = read_tools(request.tools), self._calls
         if choice.forces:
             if syntax is None:
                 raise InvalidRequest(
@@ -252,14 +276,17 @@ class ModelPrepare:
             wanted = [tool for tool in tools if choice.name in ("", tool.name)]
             if not wanted:
                 raise InvalidRequest(f"tool_choice: there is no tool {choice.name[:64]!r}", param="tool_choice")
-            grammar = call_grammar(syntax, wanted, parallel=choice.parallel and not choice.name)
+            marks = {token: token_id for token, token_id in self._special.items() if token in syntax.text}
+            several = choice.parallel and not choice.name
+            grammar = call_grammar(syntax, wanted, parallel=several, special_ids=marks)
             sampling = replace(sampling, response_format=ResponseFormat(Grammar.LARK, grammar))
             self.grammars.start(ResponseFormat(Grammar.LARK, grammar))
         elif sampling.response_format is not None:
             return None, sampling  # the answer must match a format that is no call
         if syntax is None:
             return None, sampling
-        return Calling(syntax, frozenset(tool.name for tool in tools), choice.parallel), sampling
+        parameters = {tool.name: tool.parameters for tool in tools}
+        return Calling(syntax, parameters, choice.parallel, request.streams_arguments), sampling
 
     def _thoughts(
         self, request: ChatRequest, prompt: Prompt, sampling: SamplingParams
@@ -277,10 +304,6 @@ class ModelPrepare:
             )
             self.grammars.start(wanted)
             sampling = replace(sampling, response_format=wanted)
-        if reasoning.hidden is not None:
-            if sampling.special_tokens:
-                return replace(reasoning, hidden=None), sampling
-            sampling = replace(sampling, special_tokens=True)
         return reasoning, sampling
 
     def _ignored(self, request: ChatRequest) -> tuple[str, ...]:

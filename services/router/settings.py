@@ -47,6 +47,25 @@ class RouterSettings(MemberSettings):
     reasoning: Literal["auto", "none", "gpt_oss", "gemma4", "mistral", "kimi_vl", "think"] = "auto"
     """Syntax of the model's reasoning; auto takes it from the chat template, none leaves reasoning in the text."""
 
+    tool_syntax: Literal[
+        "auto",
+        "none",
+        "minimax_m2",
+        "kimi_k2",
+        "deepseek_v3",
+        "deepseek_v31",
+        "mistral_args",
+        "mistral",
+        "functiongemma",
+        "gemma4",
+        "glm45",
+        "qwen3_coder",
+        "hermes",
+        "pythonic",
+        "llama3_json",
+    ] = "auto"
+    """Syntax of the model's tool calls; auto takes it from the chat template, none leaves calls in the text."""
+
     request_size: RequestBounds = RequestBounds()
     """Limits of one request."""
     media: MediaLimits = MediaLimits()

@@ -8,8 +8,8 @@ from triptych.domain.generation import FinishReason, TokenLogprobs, Usage
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Choice of an answer to the prompt. ``logprobs`` has an entry per token if requested. ``tool_calls`` are not in
-    ``text``; ``token_ids`` has the tokens of both.
+    """Choice of an answer to the prompt. ``logprobs`` has an entry per token if requested. ``tool_calls`` and ``reasoning``
+    are not in ``text``; ``token_ids`` has the tokens of all three.
     """
 
     text: str
@@ -17,6 +17,8 @@ class Choice:
     finish_reason: FinishReason
     logprobs: tuple[TokenLogprobs, ...] = ()
     tool_calls: tuple[ToolCall, ...] = ()
+    reasoning: str = ""
+    """What the model thought before it answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,3 +44,8 @@ class Answer:
     def tool_calls(self) -> tuple[ToolCall, ...]:
         """Tool calls of the first choice."""
         return self.choices[0].tool_calls
+
+    @property
+    def reasoning(self) -> str:
+        """Reasoning of the first choice."""
+        return self.choices[0].reasoning

@@ -20,12 +20,21 @@ from triptych.client.messages import Prompt, RawPrompt, conversation, user
 from triptych.client.options import ChatOptions, given
 from triptych.client.retries import Retries, RetryPolicy
 from triptych.client.sampling import sampling_params
-from triptych.domain.chat import PRIORITY, ChatRequest, MediaPart, Message, ToolCall, ToolChoice
+from triptych.domain.chat import (
+    MAX_TEMPLATE_KWARGS_CHARS,
+    PRIORITY,
+    ChatRequest,
+    MediaPart,
+    Message,
+    ToolCall,
+    ToolChoice,
+)
 from triptych.domain.generation import (
     ChatEvent,
     ChatFinished,
     ChoiceFinished,
     FinishReason,
+    Reasoned,
     TokenChunk,
     ToolCallMade,
     Usage,
@@ -56,7 +65,7 @@ _MESSAGE_MARGIN_NBYTES = 1 << 20
 class ChatStream:
     """A streaming answer: iterate it once for its chunks; then ``usage`` and ``finish_reason`` are known.
 
-    Tool calls are not chunks: they appear in ``tool_calls`` when complete.
+    Tool calls are not chunks: they appear in ``tool_calls`` when complete. Nor is reasoning, which grows in ``reasoning``.
 
     If its router is lost, the answer goes on at another one, or at the same if it is back in time. Any other error is raised by
     the iteration and not retried, since output was already shown.
@@ -69,6 +78,7 @@ class ChatStream:
         self.finish_reasons: dict[int, FinishReason] = {}
         """Finish reasons by choice."""
         self._calls: dict[int, list[ToolCall]] = {}
+        self._thoughts: dict[int, list[str]] = {}
         self._first: ChatEvent | None = first
         self._rest = rest
         self._left = False
@@ -87,6 +97,15 @@ class ChatStream:
         """The tool calls of a choice so far, in order."""
         return tuple(self._calls.get(choice, ()))
 
+    @property
+    def reasoning(self) -> str:
+        """Reasoning of the first choice, so far."""
+        return self.reasoning_of(0)
+
+    def reasoning_of(self, choice: int) -> str:
+        """What the model has thought before this choice, so far."""
+        return "".join(self._thoughts.get(choice, ()))
+
     def __aiter__(self) -> Self:
         return self
 
@@ -98,6 +117,8 @@ class ChatStream:
                     return event
                 case ToolCallMade(call, _, choice):
                     self._calls.setdefault(choice, []).append(call)
+                case Reasoned(text, choice):
+                    self._thoughts.setdefault(choice, []).append(text)
                 case ChoiceFinished(reason, choice):
                     self.finish_reasons[choice] = reason
                 case ChatFinished(usage):
@@ -128,6 +149,7 @@ class ChatStream:
                 finish_reason=reason,
                 logprobs=tuple(entry for chunk in chunks.get(choice, ()) for entry in chunk.logprobs),
                 tool_calls=self.tool_calls_of(choice),
+                reasoning=self.reasoning_of(choice),
             )
             for choice, reason in sorted(self.finish_reasons.items())
         )
@@ -212,6 +234,8 @@ class AsyncClient:
             priority=checks.integer("priority", values.get("priority", 0), int(PRIORITY.low), int(PRIORITY.high)),
             tenant=_tenant(values.get("tenant")),
             tool_choice=_tool_choice(values.get("tool_choice", ToolChoice())),
+            template_kwargs=_template_kwargs(values.get("template_kwargs", {})),
+            separates_reasoning=True,
         )
         template = replace(template, model=await self._model_for(values.get("model"), end_s))
 
@@ -482,6 +506,20 @@ def _tools(tools: Sequence[Mapping[str, Any]]) -> str:
         return json.dumps(list(tools)) if tools else ""
     except (TypeError, ValueError, RecursionError) as error:
         raise errors.InvalidRequest(f"tools cannot be written as JSON: {error}", param="tools") from None
+
+
+def _template_kwargs(given: Any) -> str:
+    if not isinstance(given, Mapping):
+        raise checks.wrong("template_kwargs", 'a mapping, as {"enable_thinking": False}', given)
+    try:
+        written = json.dumps(dict(given), ensure_ascii=False) if given else ""
+    except (TypeError, ValueError, RecursionError) as error:
+        reason = f"template_kwargs cannot be written as JSON: {error}"
+        raise errors.InvalidRequest(reason, param="template_kwargs") from None
+    if len(written) > MAX_TEMPLATE_KWARGS_CHARS:
+        reason = f"template_kwargs have {len(written)} characters of JSON, the limit is {MAX_TEMPLATE_KWARGS_CHARS}"
+        raise errors.InvalidRequest(reason, param="template_kwargs")
+    return checks.text("template_kwargs", written)
 
 
 def _tool_choice(choice: Any) -> ToolChoice:

@@ -40,12 +40,13 @@ def user(
     )
 
 
-def assistant(text: str, tool_calls: Sequence[ToolCall] = ()) -> Message:
-    """An earlier answer, with its tool calls."""
+def assistant(text: str, tool_calls: Sequence[ToolCall] = (), *, reasoning: str = "") -> Message:
+    """An earlier answer, with its tool calls and, for templates that show it, its reasoning."""
     calls = checks.several("tool_calls", tool_calls)
     for call in calls:
         checks.of_type("tool_calls", call, ToolCall, "a list of triptych.client.ToolCall")
-    return Message("assistant", (TextPart(checks.text("text", text)),), calls)
+    thought = checks.text("reasoning", reasoning)
+    return Message("assistant", (TextPart(checks.text("text", text)),), calls, reasoning=thought)
 
 
 def tool(call: ToolCall, result: str) -> Message:
@@ -81,7 +82,7 @@ def _check_turn(where: str, turn: Any) -> None:
     texts = [part.text for part in turn.parts if isinstance(part, TextPart)]
     for call in turn.tool_calls:
         texts += (call.call_id, call.name, call.arguments)
-    for text in (*texts, turn.tool_call_id):
+    for text in (*texts, turn.tool_call_id, turn.reasoning):
         checks.text("prompt", text)
 
 

@@ -54,6 +54,8 @@ class ChatOptions(SamplingOptions, total=False):
     """Tools in the OpenAI API's form, for models whose chat template supports tools."""
     tool_choice: ToolChoice
     """Whether the model must call one of ``tools``. Default: it decides."""
+    template_kwargs: Mapping[str, Any]
+    """Further variables of the chat template, as ``{"enable_thinking": False}``."""
 
 
 def given(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -62,6 +62,13 @@ class SyncChatStream:
     def tool_calls_of(self, choice: int) -> tuple[ToolCall, ...]:
         return self._stream.tool_calls_of(choice)
 
+    @property
+    def reasoning(self) -> str:
+        return self._stream.reasoning
+
+    def reasoning_of(self, choice: int) -> str:
+        return self._stream.reasoning_of(choice)
+
 
 class Client:
     """Client of the routers at ``target``: ``host:port``, or several separated by commas.

@@ -1,7 +1,8 @@
 """A client's request: a conversation of text and media, before tokenization."""
 
+import json
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from triptych.domain.bounds import Between
 from triptych.domain.continuation import ContinuedChoice
@@ -37,6 +38,12 @@ class ToolCall:
     call_id: str
     name: str
     arguments: str
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The arguments by name. Raises ValueError for text that is not JSON."""
+        values: dict[str, Any] = json.loads(self.arguments)
+        return values
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +120,8 @@ class ChatRequest:
     """Further variables of the chat template, a JSON object; empty for none."""
     separates_reasoning: bool = False
     """Whether reasoning comes in events of its own, which callers of the release before do not know; else it is text."""
+    streams_arguments: bool = False
+    """Whether the arguments of calls come in pieces; else each call comes when it is complete."""
 
     @property
     def media(self) -> tuple[MediaPart, ...]:

@@ -201,9 +201,21 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallMade:
-    """One complete call, the ``index``-th of its choice. Its tokens were sent in chunks, without its text."""
+    """The ``index``-th call of its choice. Its tokens are sent in chunks, without its text.
+
+    It is complete; or it has no arguments, and they follow in pieces, if the request ``streams_arguments``.
+    """
 
     call: ToolCall
+    index: int
+    choice: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ToolArguments:
+    """A piece of the arguments of the ``index``-th call of a choice. Together they are a JSON object, unless the model broke off."""
+
+    text: str
     index: int
     choice: int = 0
 
@@ -238,5 +250,5 @@ class ChatFinished:
     usage: Usage
 
 
-ChatEvent = TokenChunk | ToolCallMade | Reasoned | FieldsIgnored | ChoiceFinished | ChatFinished
+ChatEvent = TokenChunk | ToolCallMade | ToolArguments | Reasoned | FieldsIgnored | ChoiceFinished | ChatFinished
 """Events of the router; failures are raised as exceptions."""

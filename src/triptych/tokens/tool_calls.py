@@ -1,42 +1,204 @@
-"""Tool calls: their syntax, parsing them from the model's text, and forcing a call with a grammar.
+"""Tools that a model may call, and the syntaxes in which models write calls.
 
-The chat template teaches the model its syntax, so the template's text identifies it. Two are supported:
-
-- ``TAGGED``, of Hermes and Qwen: ``<tool_call>{"name": "f", "arguments": {...}}</tool_call>``, anywhere in a text;
-- ``BARE``, of Llama 3: the whole answer is ``{"name": "f", "parameters": {...}}``, several separated by semicolons.
+The chat template teaches the model its syntax, so the template's text identifies it.
 """
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 from triptych.errors import InvalidRequest
-from triptych.tokens.schema_limits import check_schema
-
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
-_OTHER_TAGGED = ("<function=", "<arg_key>")
-"""Templates that put something other than JSON between the same tags."""
-_GUIDANCE = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False, "lenient": False}
-"""Form of arguments under a grammar: as templates write them, without optional white space."""
 
 
-class CallSyntax(Enum):
-    """The value is the name of the field with a call's arguments."""
+@dataclass(frozen=True, slots=True)
+class Json:
+    """Arguments as a JSON object."""
 
-    TAGGED = "arguments"
-    BARE = "parameters"
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """Each argument between marks: ``key`` (``@`` stands for its name) and ``value_end``; then ``end``.
+
+    Strings are written as they are, other values as JSON. With ``on_lines`` a value has a line break before and after it.
+    """
+
+    key: str
+    value_end: str
+    end: str
+    on_lines: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Literals:
+    """Arguments as names with literals, up to ``end``: ``a=1, b='x'`` of Python, or ``a:1,b:<q>x<q>`` of Gemma."""
+
+    end: str
+    separator: str
+    quotes: tuple[str, ...]
+    has_escapes: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CallSyntax:
+    """How calls are written: ``opening``, ``first``, a call, further ones after ``between``, ``closing``.
+
+    A call is one of ``heads`` (``@`` stands for a name, ``#`` for a number), the arguments, ``tail``. White space in these
+    stands for any.
+    """
+
+    name: str
+    opening: str
+    """Empty: the answer begins with a call, or has none."""
+    heads: tuple[str, ...]
+    arguments: Json | Tags | Literals
+    closing: str = ""
+    first: str = ""
+    tail: str = ""
+    between: str = "\n"
+    is_list: bool = False
+    """Whether several calls share the marks around them; else each has its own."""
+    envelope: str = ""
+    """Name of the field with the arguments, where a call is a JSON object."""
+
+    @property
+    def needs_names(self) -> bool:
+        """Whether what looks like a call is one only if it names a tool."""
+        return not self.opening or self.heads == ("@",)
+
+    @property
+    def text(self) -> str:
+        """All its marks."""
+        form = self.arguments
+        inner: tuple[str, ...] = ()
+        if isinstance(form, Tags):
+            inner = form.key, form.value_end, form.end
+        elif isinstance(form, Literals):
+            inner = form.quotes
+        return " ".join((self.opening, self.first, *self.heads, *inner, self.tail, self.between, self.closing))
+
+
+def _gemma(name: str, opening: str, closing: str, quote: str) -> CallSyntax:
+    return CallSyntax(name, opening, ("call:@{",), Literals("}", ":", (quote, '"'), False), closing, between="")
+
+
+def _deepseek(name: str, head: str, tail: str, between: str) -> CallSyntax:
+    texts = ("<|tool_calls_begin|>", head, "<|tool_calls_end|>", tail)
+    opening, head, closing, tail = (
+        text.replace("|", "\N{FULLWIDTH VERTICAL LINE}").replace("_", "\N{LOWER ONE EIGHTH BLOCK}") for text in texts
+    )
+    return CallSyntax(name, opening, (head,), Json(), closing, tail=tail, between=between, is_list=True)
+
+
+SYNTAXES = {
+    syntax.name: syntax
+    for syntax in (
+        CallSyntax(
+            "minimax_m2",
+            "<minimax:tool_call>",
+            ('\n<invoke name="@">',),
+            Tags('\n<parameter name="@">', "</parameter>", "\n</invoke>"),
+            "\n</minimax:tool_call>",
+            is_list=True,
+        ),
+        CallSyntax(
+            "kimi_k2",
+            "<|tool_calls_section_begin|>",
+            ("<|tool_call_begin|>functions.@:#<|tool_call_argument_begin|>",),
+            Json(),
+            "<|tool_calls_section_end|>",
+            tail="<|tool_call_end|>",
+            between="",
+            is_list=True,
+        ),
+        _deepseek(
+            "deepseek_v3",
+            "<|tool_call_begin|>function<|tool_sep|>@\n```json\n",
+            "\n```<|tool_call_end|>",
+            "\n",
+        ),
+        _deepseek("deepseek_v31", "<|tool_call_begin|>@<|tool_sep|>", "<|tool_call_end|>", ""),
+        CallSyntax("mistral_args", "[TOOL_CALLS]", ("@[ARGS]", "@[CALL_ID]@[ARGS]", "@"), Json(), between=""),
+        CallSyntax(
+            "mistral",
+            "[TOOL_CALLS]",
+            ('{"name": "@", "arguments": ',),
+            Json(),
+            "]",
+            first=" [",
+            between=", ",
+            is_list=True,
+            envelope="arguments",
+        ),
+        _gemma("functiongemma", "<start_function_call>", "<end_function_call>", "<escape>"),
+        _gemma("gemma4", "<|tool_call>", "<tool_call|>", '<|"|>'),
+        CallSyntax(
+            "glm45",
+            "<tool_call>",
+            ("@",),
+            Tags("\n<arg_key>@</arg_key>\n<arg_value>", "</arg_value>", "\n</tool_call>"),
+        ),
+        CallSyntax(
+            "qwen3_coder",
+            "<tool_call>",
+            ("\n<function=@>",),
+            Tags("\n<parameter=@>", "</parameter>", "\n</function>", on_lines=True),
+            "\n</tool_call>",
+        ),
+        CallSyntax(
+            "hermes",
+            "<tool_call>",
+            ('\n{"name": "@", "arguments": ',),
+            Json(),
+            "\n</tool_call>",
+            envelope="arguments",
+        ),
+        CallSyntax(
+            "pythonic",
+            "",
+            ("@(",),
+            Literals(")", "=", ('"', "'"), True),
+            "]",
+            first="[",
+            between=", ",
+            is_list=True,
+        ),
+        CallSyntax(
+            "llama3_json",
+            "",
+            ('{"name": "@", "parameters": ',),
+            Json(),
+            between="; ",
+            is_list=True,
+            envelope="parameters",
+        ),
+    )
+}
+"""By name."""
+
+_DEEPSEEK = re.escape(SYNTAXES["deepseek_v3"].opening)
+_SIGNS = {
+    "minimax_m2": r"<minimax:tool_call>",
+    "kimi_k2": r"<\|tool_calls_section_begin\|>",
+    "deepseek_v3": _DEEPSEEK + r"(?s:.*)```json",
+    "deepseek_v31": _DEEPSEEK,
+    "mistral_args": r"\[TOOL_CALLS\](?s:.*)\[ARGS\]",
+    "mistral": r"\[TOOL_CALLS\]",
+    "functiongemma": r"<start_function_call>",
+    "gemma4": r"<tool_call\|>",
+    "glm45": r"<tool_call>(?s:.*)<arg_key>|<arg_key>(?s:.*)<tool_call>",
+    "qwen3_coder": r"<tool_call>(?s:.*)<function=|<function=(?s:.*)<tool_call>",
+    "hermes": r"<tool_call>(?s:.*)</tool_call>",
+    "pythonic": r"\[func_name1\(",
+    "llama3_json": r'"name":(?s:.{0,40})"parameters":',
+}
+"""What only the templates of a syntax contain; the first that matches counts."""
 
 
 def find_syntax(template: str) -> CallSyntax | None:
     """The syntax that a chat template teaches; None if it is unknown, or there are no tools."""
-    if _OPEN in template and _CLOSE in template:
-        return None if any(mark in template for mark in _OTHER_TAGGED) else CallSyntax.TAGGED
-    if re.search(r'"name":.{0,40}"parameters":', template, re.DOTALL):
-        return CallSyntax.BARE
-    return None
+    return next((SYNTAXES[name] for name, sign in _SIGNS.items() if re.search(sign, template)), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,214 +233,6 @@ def _tool(given: object, param: str) -> Tool:
     return Tool(name, parameters or {"type": "object"})
 
 
-# --- forcing a call --------------------------------------------------------------------------------------------------
-
-
-def call_grammar(syntax: CallSyntax, tools: Sequence[Tool], *, parallel: bool) -> str:
-    """A Lark grammar, for llguidance, of one call of one of the tools; or several with ``parallel``.
-
-    Raises InvalidRequest for parameters beyond ``schema_limits``, which all the tools share.
-    """
-    chars = 0
-    opening, closing, between = (f"{_OPEN}\n", f"\n{_CLOSE}", "\n") if syntax is CallSyntax.TAGGED else ("", "", "; ")
-    lines = [
-        f"start: call ({json.dumps(between)} call)*" if parallel else "start: call",
-        "call: " + " | ".join(f"call{number}" for number in range(len(tools))),
-    ]
-    for number, tool in enumerate(tools):
-        before = f'{opening}{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "{syntax.value}": '
-        schema = json.dumps({**tool.parameters, "x-guidance": _GUIDANCE})
-        chars += len(schema)
-        try:
-            check_schema(tool.parameters, chars)
-        except ValueError as error:
-            raise InvalidRequest(f"tools: the parameters of {tool.name[:64]!r}: {error}", param="tools") from error
-        lines.append(f"call{number}: {json.dumps(before)} arguments{number} {json.dumps('}' + closing)}")
-        lines.append(f"arguments{number}: %json {schema}")
-    return "\n".join(lines) + "\n"
-
-
-# --- parsing calls ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """``arguments`` is a JSON object as text."""
-
-    name: str
-    arguments: str
-
-
-class CallReader:
-    """Separates one answer's calls from its text, however it is chunked.
-
-    A call is returned once it is complete. What only looked like a call is returned as text, unchanged; white space
-    next to a call is dropped. Only text that may still become a call is held back.
-    """
-
-    def __init__(self, syntax: CallSyntax, names: frozenset[str]) -> None:
-        """``names`` are the tools': without tags, only an object that names one of them is a call."""
-        self._syntax = syntax
-        self._names = names
-        self._held = ""
-        self._gap = ""
-        """Text to return if the started object is no call."""
-        self._object: _ObjectScan | None = None
-        self._closing = False
-        """A call has been read, and its closing tag may follow."""
-        self._after_call = False
-        self._plain = False
-        """Whether no more of the text can be a call."""
-
-    def feed(self, text: str) -> list[str | Call]:
-        """Parts that this piece completes, in order."""
-        self._held += text
-        out: list[str | Call] = []
-        while self._step(out):
-            pass
-        return out
-
-    def flush(self) -> list[str | Call]:
-        """The held text, at the end of the answer."""
-        text, self._held, self._gap, self._object = self._gap + self._held, "", "", None
-        separators = " \t\r\n;" if self._syntax is CallSyntax.BARE else " \t\r\n"
-        return [text] if text and not (self._after_call and not text.strip(separators)) else []
-
-    def _step(self, out: list[str | Call]) -> bool:
-        """Process one element at the start of the held text. Returns whether to go on."""
-        if self._plain:
-            _append_text(out, self._held)
-            self._held = ""
-            return False
-        if self._object is not None:
-            return self._in_object(self._object, out)
-        if self._closing:
-            return self._at_close()
-        return self._between_tagged(out) if self._syntax is CallSyntax.TAGGED else self._between_bare()
-
-    def _between_tagged(self, out: list[str | Call]) -> bool:
-        at = self._held.find(_OPEN)
-        if at < 0:
-            keep = possible_prefix(self._held, _OPEN)
-            text = self._held[: len(self._held) - keep].rstrip()
-            _append_text(out, text)
-            self._held = self._held[len(text) :]
-            return False
-        text = self._held[:at].rstrip()
-        _append_text(out, text)
-        self._gap = self._held[len(text) : at + len(_OPEN)]
-        self._held = self._held[at + len(_OPEN) :]
-        self._object = _ObjectScan()
-        return True
-
-    def _between_bare(self) -> bool:
-        rest = self._held.lstrip(" \t\r\n;" if self._after_call else None)
-        if not rest:
-            return False
-        if rest[0] != "{":
-            self._plain = True
-            return True
-        self._gap, self._held = self._held[: len(self._held) - len(rest)], rest
-        self._object = _ObjectScan()
-        return True
-
-    def _in_object(self, scan: "_ObjectScan", out: list[str | Call]) -> bool:
-        end = scan.end(self._held)
-        if end is None:
-            return False
-        call = self._parse(self._held[:end]) if end else None
-        self._object = None
-        if call is None:
-            # Not scanned again: nested tags and braces would cost quadratic time.
-            _append_text(out, self._gap + self._held[:end])
-            self._held, self._gap = self._held[end:], ""
-            self._plain = self._syntax is CallSyntax.BARE
-            return True
-        out.append(call)
-        self._held, self._gap, self._after_call = self._held[end:], "", True
-        self._closing = self._syntax is CallSyntax.TAGGED
-        return True
-
-    def _at_close(self) -> bool:
-        rest = self._held.lstrip()
-        if rest.startswith(_CLOSE):
-            self._held = rest.removeprefix(_CLOSE)
-        elif _CLOSE.startswith(rest):
-            return False
-        self._closing = False
-        return True
-
-    def _parse(self, text: str) -> Call | None:
-        try:
-            fields = json.loads(text, parse_constant=_refuse)
-            name, arguments = fields.get("name"), fields.get(self._syntax.value, {})
-            if not isinstance(name, str) or not name or not isinstance(arguments, dict):
-                return None
-            name.encode()
-            written = json.dumps(arguments, ensure_ascii=False)
-        except (ValueError, RecursionError):
-            return None
-        if self._syntax is CallSyntax.BARE and name not in self._names:
-            return None
-        # A lone surrogate can be written only as an escape.
-        return Call(name, written if _is_unicode(written) else json.dumps(arguments))
-
-
-class _ObjectScan:
-    """Finds the end of a JSON object in a growing text. Looks at every character once."""
-
-    _OUTSIDE = re.compile(r'[{}\[\]"]')
-    _INSIDE = re.compile(r'["\\]')
-
-    def __init__(self) -> None:
-        self._at = 0
-        self._depth = 0
-        self._in_string = False
-
-    def end(self, text: str) -> int | None:
-        """The position after the object; 0 if the text does not start with one; None if it is incomplete."""
-        if not self._depth:
-            self._at = len(text) - len(text.lstrip())
-            if self._at == len(text):
-                return None
-            if text[self._at] != "{":
-                return 0
-        while (match := (self._INSIDE if self._in_string else self._OUTSIDE).search(text, self._at)) is not None:
-            mark = match[0]
-            if mark == "\\":
-                if match.end() == len(text):  # the escaped character has not arrived yet
-                    self._at = match.start()
-                    return None
-                self._at = match.end() + 1
-                continue
-            self._at = match.end()
-            if mark == '"':
-                self._in_string = not self._in_string
-            else:
-                self._depth += 1 if mark in "{[" else -1
-                if self._depth == 0:
-                    return self._at
-        self._at = len(text)
-        return None
-
-
-def _append_text(out: list[str | Call], text: str) -> None:
-    if text:
-        out.append(text)
-
-
 def possible_prefix(text: str, tag: str) -> int:
     """Length of the longest suffix of ``text`` that is a prefix of ``tag``, and not all of it."""
     return next((length for length in range(min(len(text), len(tag) - 1), 0, -1) if tag.startswith(text[-length:])), 0)
-
-
-def _refuse(constant: str) -> object:
-    raise ValueError(f"{constant} is no JSON")
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

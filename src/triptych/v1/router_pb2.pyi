@@ -85,7 +85,7 @@ class ToolChoice(_message.Message):
     def __init__(self, required: _Optional[bool] = ..., name: _Optional[str] = ..., one_call: _Optional[bool] = ...) -> None: ...
 
 class ChatRequest(_message.Message):
-    __slots__ = ("request_id", "model", "messages", "sampling", "tenant_salt", "prompt", "tools", "priority", "tool_choice", "continued", "tenant", "whole", "template_kwargs", "separates_reasoning")
+    __slots__ = ("request_id", "model", "messages", "sampling", "tenant_salt", "prompt", "tools", "priority", "tool_choice", "continued", "tenant", "whole", "template_kwargs", "separates_reasoning", "streams_arguments")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
@@ -100,6 +100,7 @@ class ChatRequest(_message.Message):
     WHOLE_FIELD_NUMBER: _ClassVar[int]
     TEMPLATE_KWARGS_FIELD_NUMBER: _ClassVar[int]
     SEPARATES_REASONING_FIELD_NUMBER: _ClassVar[int]
+    STREAMS_ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     messages: _containers.RepeatedCompositeFieldContainer[Message]
@@ -114,7 +115,8 @@ class ChatRequest(_message.Message):
     whole: bool
     template_kwargs: str
     separates_reasoning: bool
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., tenant_salt: _Optional[bytes] = ..., prompt: _Optional[str] = ..., tools: _Optional[str] = ..., priority: _Optional[int] = ..., tool_choice: _Optional[_Union[ToolChoice, _Mapping]] = ..., continued: _Optional[_Iterable[_Union[_common_pb2.ContinuedChoice, _Mapping]]] = ..., tenant: _Optional[_Union[Tenant, _Mapping]] = ..., whole: _Optional[bool] = ..., template_kwargs: _Optional[str] = ..., separates_reasoning: _Optional[bool] = ...) -> None: ...
+    streams_arguments: bool
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., tenant_salt: _Optional[bytes] = ..., prompt: _Optional[str] = ..., tools: _Optional[str] = ..., priority: _Optional[int] = ..., tool_choice: _Optional[_Union[ToolChoice, _Mapping]] = ..., continued: _Optional[_Iterable[_Union[_common_pb2.ContinuedChoice, _Mapping]]] = ..., tenant: _Optional[_Union[Tenant, _Mapping]] = ..., whole: _Optional[bool] = ..., template_kwargs: _Optional[str] = ..., separates_reasoning: _Optional[bool] = ..., streams_arguments: _Optional[bool] = ...) -> None: ...
 
 class Tenant(_message.Message):
     __slots__ = ("name", "weight")
@@ -200,6 +202,16 @@ class ToolCallMade(_message.Message):
     choice: int
     def __init__(self, call: _Optional[_Union[ToolCall, _Mapping]] = ..., index: _Optional[int] = ..., choice: _Optional[int] = ...) -> None: ...
 
+class ToolArguments(_message.Message):
+    __slots__ = ("text", "index", "choice")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    index: int
+    choice: int
+    def __init__(self, text: _Optional[str] = ..., index: _Optional[int] = ..., choice: _Optional[int] = ...) -> None: ...
+
 class Reasoned(_message.Message):
     __slots__ = ("text", "choice")
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -229,20 +241,22 @@ class ChatFinished(_message.Message):
     def __init__(self, usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
 
 class ChatEvent(_message.Message):
-    __slots__ = ("chunk", "choice_finished", "finished", "tool_call", "reasoned", "ignored")
+    __slots__ = ("chunk", "choice_finished", "finished", "tool_call", "reasoned", "ignored", "arguments")
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FINISHED_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     TOOL_CALL_FIELD_NUMBER: _ClassVar[int]
     REASONED_FIELD_NUMBER: _ClassVar[int]
     IGNORED_FIELD_NUMBER: _ClassVar[int]
+    ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
     chunk: _common_pb2.TokenChunk
     choice_finished: ChoiceFinished
     finished: ChatFinished
     tool_call: ToolCallMade
     reasoned: Reasoned
     ignored: FieldsIgnored
-    def __init__(self, chunk: _Optional[_Union[_common_pb2.TokenChunk, _Mapping]] = ..., choice_finished: _Optional[_Union[ChoiceFinished, _Mapping]] = ..., finished: _Optional[_Union[ChatFinished, _Mapping]] = ..., tool_call: _Optional[_Union[ToolCallMade, _Mapping]] = ..., reasoned: _Optional[_Union[Reasoned, _Mapping]] = ..., ignored: _Optional[_Union[FieldsIgnored, _Mapping]] = ...) -> None: ...
+    arguments: ToolArguments
+    def __init__(self, chunk: _Optional[_Union[_common_pb2.TokenChunk, _Mapping]] = ..., choice_finished: _Optional[_Union[ChoiceFinished, _Mapping]] = ..., finished: _Optional[_Union[ChatFinished, _Mapping]] = ..., tool_call: _Optional[_Union[ToolCallMade, _Mapping]] = ..., reasoned: _Optional[_Union[Reasoned, _Mapping]] = ..., ignored: _Optional[_Union[FieldsIgnored, _Mapping]] = ..., arguments: _Optional[_Union[ToolArguments, _Mapping]] = ...) -> None: ...
 
 class ChatEvents(_message.Message):
     __slots__ = ("events",)

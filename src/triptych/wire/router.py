@@ -16,7 +16,15 @@ from triptych.domain.chat import (
     ToolCall,
     ToolChoice,
 )
-from triptych.domain.generation import ChatFinished, ChoiceFinished, FieldsIgnored, Reasoned, ToolCallMade, Usage
+from triptych.domain.generation import (
+    ChatFinished,
+    ChoiceFinished,
+    FieldsIgnored,
+    Reasoned,
+    ToolArguments,
+    ToolCallMade,
+    Usage,
+)
 from triptych.domain.media import Modality
 from triptych.domain.resolving import ResolvedItem, ResolveRequest
 from triptych.domain.tenant import Tenant
@@ -41,6 +49,7 @@ _EVENT = Variants(
         "finished": Pair(ChatFinished, router_pb2.ChatFinished, nested=(Pair(Usage, router_pb2.Usage),)),
         "tool_call": Pair(ToolCallMade, router_pb2.ToolCallMade, nested=(_TOOL_CALL,)),
         "reasoned": Pair(Reasoned, router_pb2.Reasoned),
+        "arguments": Pair(ToolArguments, router_pb2.ToolArguments),
         "ignored": Pair(FieldsIgnored, router_pb2.FieldsIgnored),
     },
 )

@@ -20,7 +20,7 @@ from triptych.client import RawPrompt, RetryPolicy, Tenant, ToolCall, ToolChoice
 from triptych.client.asynchronous import ChatStream
 from triptych.client.options import SamplingOptions
 from triptych.domain.chat import TextPart
-from triptych.domain.generation import ChatFinished, ChoiceFinished, FinishReason, TokenChunk, ToolCallMade
+from triptych.domain.generation import ChatFinished, ChoiceFinished, FinishReason, Reasoned, TokenChunk, ToolCallMade
 from triptych.domain.sampling import SamplingParams
 from triptych.errors import (
     Cancelled,
@@ -210,6 +210,36 @@ async def test_tool_calls_are_separated_from_text() -> None:
     assert router.requests[0].tool_choice == ToolChoice(required=True)
     _, asked, told = router.requests[2].messages
     assert (asked.tool_calls, told.role, told.tool_call_id) == ((first,), "tool", "c0")
+
+
+async def test_reasoning_is_separated_from_text() -> None:
+    script = (
+        TokenChunk((1,), ""),
+        Reasoned("Hm. "),
+        Reasoned("Two?", 1),
+        TokenChunk((2,), ""),
+        Reasoned("A cat?"),
+        TokenChunk((3,), "A cat."),
+        ChoiceFinished(FinishReason.STOP, 1),
+        ChoiceFinished(FinishReason.STOP),
+        ChatFinished(USAGE),
+    )
+    router = ScriptedRouter(script)
+    async with behind_grpc(router) as target, AsyncClient(target) as client:
+        answer = await client.chat("Hi", n=2, template_kwargs={"enable_thinking": True})
+        assert (answer.text, answer.reasoning, answer.choices[1].reasoning) == ("A cat.", "Hm. A cat?", "Two?")
+        async with client.stream(
+            [user("Hi"), assistant("A cat.", reasoning=answer.reasoning), user("Oh")], n=2
+        ) as stream:
+            assert "".join([chunk.text async for chunk in stream]) == "A cat."
+            assert (stream.reasoning, stream.reasoning_of(1)) == ("Hm. A cat?", "Two?")
+    assert router.requests[0].separates_reasoning
+    assert [request.template_kwargs for request in router.requests] == ['{"enable_thinking": true}', ""]
+    assert router.requests[1].messages[1].reasoning == "Hm. A cat?"
+
+
+def test_the_arguments_of_a_call_are_read_by_name() -> None:
+    assert ToolCall("c0", "look", '{"at": "cat"}').values == {"at": "cat"}
 
 
 def test_every_sampling_field_is_an_option() -> None:

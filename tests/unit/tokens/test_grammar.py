@@ -13,14 +13,17 @@ import pytest
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
+from tests.unit.tokens.calls import Call, calls_of
 from triptych.demo import MODEL_DIR
 from triptych.domain.sampling import Grammar, ResponseFormat
 from triptych.errors import InvalidRequest
 from triptych.families.model_files import ModelFiles
 from triptych.testing.model import fake_tokenizer
+from triptych.tokens.call_grammar import call_grammar
+from triptych.tokens.call_reader import CallReader
 from triptych.tokens.grammar import MAX_CACHED, Grammars, TokenMatcher
 from triptych.tokens.tokenizer import Tokenizer
-from triptych.tokens.tool_calls import Call, CallReader, CallSyntax, Tool, call_grammar
+from triptych.tokens.tool_calls import SYNTAXES, Json, Tool
 
 OBJECT = ResponseFormat(Grammar.JSON_OBJECT)
 ANSWER = {
@@ -105,26 +108,74 @@ TOOLS = (
 )
 
 
-@pytest.mark.parametrize("syntax", CallSyntax)
+@pytest.mark.parametrize("name", SYNTAXES)
 @pytest.mark.parametrize("parallel", [False, True])
 def test_random_answers_constrained_to_tool_calls_are_tool_calls(
-    grammars: Grammars, tokenizer: Tokenizer, syntax: CallSyntax, parallel: bool
+    grammars: Grammars, tokenizer: Tokenizer, name: str, parallel: bool
 ) -> None:
-    held = ResponseFormat(Grammar.LARK, call_grammar(syntax, TOOLS, parallel=parallel))
+    syntax = SYNTAXES[name]
+    tools = TOOLS if syntax.envelope else (TOOLS[0], Tool("odd\u00e9", TOOLS[1].parameters))
+    held = ResponseFormat(Grammar.LARK, call_grammar(syntax, tools, parallel=parallel))
     names, most = set(), 0
     for seed in range(40):
         answer = random_answer(grammars.start(held), tokenizer, Random(seed), limit=3000)
         assert answer is not None
-        reader = CallReader(syntax, frozenset(tool.name for tool in TOOLS))
-        calls = reader.feed(answer) + reader.flush()
+        reader = CallReader(syntax, {tool.name: tool.parameters for tool in tools})
+        calls = calls_of(reader.feed(answer) + reader.flush())
         for call in calls:
             assert isinstance(call, Call), answer
             names.add(call.name)
             assert json.loads(call.arguments) in ([{"lat": 1}, {"lat": 2}] if call.name == "get_weather" else [{}])
         most = max(most, len(calls))
         assert calls
-    assert names == {tool.name for tool in TOOLS}
+    assert names == {tool.name for tool in tools}
     assert (most > 1) == parallel
+
+
+@pytest.mark.parametrize("name", [name for name, syntax in SYNTAXES.items() if not isinstance(syntax.arguments, Json)])
+def test_forced_calls_keep_types_choices_and_required_parameters(
+    grammars: Grammars, tokenizer: Tokenizer, name: str
+) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"b": {"type": "boolean"}, "word": {"enum": ["yes", "5"]}, "n": {"enum": [1, 22]}},
+        "required": ["word"],
+    }
+    held = ResponseFormat(Grammar.LARK, call_grammar(SYNTAXES[name], [Tool("f", schema)], parallel=False))
+    seen: set[str] = set()
+    for seed in range(30):
+        answer = random_answer(grammars.start(held), tokenizer, Random(seed), limit=3000)
+        assert answer is not None
+        reader = CallReader(SYNTAXES[name], {"f": schema})
+        (call,) = calls_of(reader.feed(answer) + reader.flush())
+        assert isinstance(call, Call)
+        given = json.loads(call.arguments)
+        assert given["word"] in ("yes", "5")
+        assert given.get("n", 1) in (1, 22)
+        assert given.get("b", True) in (True, False)
+        seen |= given.keys()
+    assert seen == {"b", "word", "n"}
+
+
+@pytest.mark.parametrize(
+    ("name", "tool", "message"),
+    [
+        (
+            "qwen3_coder",
+            Tool("f", {"properties": {"a": {"type": "string", "maxLength": 3}}}),
+            "#/properties/a: .*maxLength",
+        ),
+        ("qwen3_coder", Tool("f", {"properties": {}, "anyOf": [{}]}), "anyOf"),
+        ("qwen3_coder", Tool("f", {"properties": {"a>": {}}}), "the name 'a>'"),
+        ("gemma4", Tool("f", {"properties": {"a": {"type": "array"}}}), "#/properties/a: .*its type"),
+        ("glm45", Tool("f", {"required": ["a"]}), "'a' is required"),
+        ("kimi_k2", Tool("f g", {}), "this name"),
+    ],
+)
+def test_what_a_syntax_cannot_be_held_to_is_refused_by_name(name: str, tool: Tool, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message) as caught:
+        call_grammar(SYNTAXES[name], [tool], parallel=False)
+    assert caught.value.param == "tools"
 
 
 def test_a_tag_may_be_generated_as_a_single_token(tokenizer: Tokenizer) -> None:
@@ -132,12 +183,12 @@ def test_a_tag_may_be_generated_as_a_single_token(tokenizer: Tokenizer) -> None:
     backend = Backend.from_str(tokenizer.backend.to_str())
     backend.add_tokens([AddedToken("<tool_call>", special=False, normalized=False)])
     tagged = Tokenizer(backend, special_tokens={}, eos_ids=tokenizer.eos_ids)
-    held = ResponseFormat(Grammar.LARK, call_grammar(CallSyntax.TAGGED, TOOLS, parallel=False))
+    held = ResponseFormat(Grammar.LARK, call_grammar(SYNTAXES["hermes"], TOOLS, parallel=False))
     assert tagged.token_to_id("<tool_call>") in allowed(Grammars(tagged).start(held))
 
 
 def test_a_tool_with_an_unsupported_schema_is_refused_by_name(grammars: Grammars) -> None:
-    held = call_grammar(CallSyntax.TAGGED, [Tool("f", {"type": "object", "not": {}})], parallel=False)
+    held = call_grammar(SYNTAXES["hermes"], [Tool("f", {"type": "object", "not": {}})], parallel=False)
     with pytest.raises(InvalidRequest, match=r'supported: failed to compile .*\["not"\]$') as caught:
         grammars.start(ResponseFormat(Grammar.LARK, held))
     assert caught.value.param == "tools"
@@ -240,7 +291,7 @@ def test_a_schema_that_the_library_would_not_keep_is_refused_by_name(grammars: G
     assert caught.value.param == "response_format"
     tool = Tool("f", {"type": "object", "properties": {"n": bounds}})
     with pytest.raises(InvalidRequest, match="tools: the parameters of 'f': #/properties/n: minimum") as caught:
-        call_grammar(CallSyntax.BARE, [tool], parallel=False)
+        call_grammar(SYNTAXES["llama3_json"], [tool], parallel=False)
     assert caught.value.param == "tools"
 
 

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer as Backend
 
 from tests.examples import examples
 from triptych.domain.sampling import Grammar, ResponseFormat
+from triptych.tokens.call_grammar import call_grammar
 from triptych.tokens.grammar import Grammars
 from triptych.tokens.reasoning import (
     SYNTAXES,
@@ -19,7 +20,8 @@ from triptych.tokens.reasoning import (
     find_reasoning,
 )
 from triptych.tokens.tokenizer import Tokenizer
-from triptych.tokens.tool_calls import CallSyntax, Tool, call_grammar
+from triptych.tokens.tool_calls import SYNTAXES as CALL_SYNTAXES
+from triptych.tokens.tool_calls import Tool
 
 HARMONY = (
     "<|channel|>analysis<|message|>One.<|end|><|start|>assistant<|channel|>analysis<|message|>Two<|end|>"
@@ -179,7 +181,7 @@ def test_reasoning_may_contain_other_special_tokens_but_not_end_the_answer() -> 
 
 @pytest.mark.parametrize("parameters", [{"type": "object"}, ANY_INTEGER], ids=str)
 def test_a_forced_call_comes_after_reasoning(parameters: Any) -> None:
-    wanted = ResponseFormat(Grammar.LARK, call_grammar(CallSyntax.TAGGED, [Tool("f", parameters)], parallel=True))
+    wanted = ResponseFormat(Grammar.LARK, call_grammar(CALL_SYNTAXES["hermes"], [Tool("f", parameters)], parallel=True))
     call = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
     assert accepts("think", "<think>", wanted, f"a</think>\n\n{call}\n{call}")
     assert not accepts("think", "<think>", wanted, "a</think>b")

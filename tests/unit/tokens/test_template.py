@@ -9,7 +9,7 @@ from triptych.domain.media import Modality
 from triptych.errors import InvalidRequest
 from triptych.families.model_files import BadModel
 from triptych.tokens.template import ChatTemplate
-from triptych.tokens.tool_calls import CallSyntax
+from triptych.tokens.tool_calls import SYNTAXES
 
 IMAGE = MediaPart(Modality.IMAGE, b"")
 QUESTION = [Message("user", (TextPart("a"), IMAGE, TextPart("b")))]
@@ -112,7 +112,7 @@ def test_a_template_of_its_own_is_used_for_requests_with_tools() -> None:
     template = ChatTemplate(plain, {}, tools_source=with_tools)
     assert template.render(SHORT, 1000) == "[hi]"
     assert template.render(SHORT, 1000, "[]") == "[]<tool_call></tool_call>hi"
-    assert template.call_syntax is CallSyntax.TAGGED
+    assert template.call_syntax is SYNTAXES["hermes"]
 
 
 def test_content_parts_keep_the_clients_order() -> None:
@@ -234,7 +234,7 @@ CALLED = [
 
 def test_tool_calls_and_results_are_rendered() -> None:
     template = ChatTemplate(CALLING, {})
-    assert (template.takes_calls, template.call_syntax) == (True, CallSyntax.TAGGED)
+    assert (template.takes_calls, template.call_syntax) == (True, SYNTAXES["hermes"])
     shown = '[user]q[assistant]<tool_call>{"name": "f", "arguments": {"a": [1, "é"]}}</tool_call>[tool]42(f c1)'
     assert template.render(CALLED, 1000) == shown
 

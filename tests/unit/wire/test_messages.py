@@ -36,6 +36,7 @@ from triptych.domain.generation import (
     TextRequest,
     TokenChunk,
     TokenLogprobs,
+    ToolArguments,
     ToolCallMade,
     Usage,
 )
@@ -182,6 +183,7 @@ TOOL_CALL = st.builds(ToolCall, TEXT, TEXT, TEXT)
 CHAT_EVENT = (
     CHUNK
     | st.builds(ToolCallMade, TOOL_CALL, U32, U32)
+    | st.builds(ToolArguments, TEXT, U32, U32)
     | CHOICE_FINISHED
     | st.builds(ChatFinished, st.builds(Usage, U32, U32, U32))
 )

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from triptych.domain.generation import (
     FinishReason,
     TokenChunk,
     TokenLogprobs,
+    ToolArguments,
     ToolCallMade,
     Usage,
 )
@@ -151,17 +153,30 @@ async def test_tool_calls_have_openais_format_and_empty_content_is_null(rest: Re
         assert (await client.post(CHAT, json=ASK)).json()["choices"][0]["message"]["content"] == "See:"
 
 
-async def test_each_tool_call_is_streamed_in_one_chunk(rest: Rest) -> None:
-    async with rest(FakeRouter(CALLING)) as client:
+async def test_tool_calls_are_streamed_with_their_arguments_in_pieces(rest: Rest) -> None:
+    router = FakeRouter(
+        (
+            TokenChunk((1,), ""),
+            ToolCallMade(CALLS[0], 0),
+            ToolCallMade(replace(CALLS[1], arguments=""), 1),
+            ToolArguments("{", 1),
+            ToolArguments("}", 1),
+            *CALLING[-2:],
+        )
+    )
+    async with rest(router) as client:
         *chunks, done = events_of((await client.post(CHAT, json={**ASK, "stream": True})).text)
     told = [(chunk["choices"][0]["delta"], chunk["choices"][0]["finish_reason"]) for chunk in chunks]
     assert told == [
         ({"role": "assistant", "content": ""}, None),
         ({"tool_calls": [{"index": 0, **TOLD_CALLS[0]}]}, None),
-        ({"tool_calls": [{"index": 1, **TOLD_CALLS[1]}]}, None),
+        ({"tool_calls": [{"index": 1, **TOLD_CALLS[1], "function": {"name": "g", "arguments": ""}}]}, None),
+        ({"tool_calls": [{"index": 1, "function": {"arguments": "{"}}]}, None),
+        ({"tool_calls": [{"index": 1, "function": {"arguments": "}"}}]}, None),
         ({}, "tool_calls"),
     ]
     assert done == "[DONE]"
+    assert router.requests[0].streams_arguments
 
 
 # --- plain completions and tokens -------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from triptych.machine.router.attainment import Gaps
 from triptych.services.router.answer import Answer
 from triptych.services.router.answer_reader import Calling, Reading
 from triptych.services.router.stream_buffer import StreamBuffer
-from triptych.tokens.tool_calls import CallSyntax
+from triptych.tokens.tool_calls import SYNTAXES
 
 CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
 
@@ -45,7 +45,7 @@ async def test_tool_calls_are_parsed_when_the_request_has_tools() -> None:
     buffer = StreamBuffer()
     answer = Answer(
         buffer,
-        Reading(Calling(CallSyntax.TAGGED, frozenset({"f"}), True)),
+        Reading(Calling(SYNTAXES["hermes"], {"f": {}}, True)),
         begun=dict.fromkeys(range(1), ()),
         usage=Usage(7, 0),
         clock=lambda: 0.0,
@@ -120,7 +120,7 @@ async def test_what_has_been_passed_on_is_known_per_choice_that_has_not_finished
 
 @pytest.mark.parametrize("cut", range(1, len(CALL) + 1))
 async def test_a_tool_call_that_two_routers_read_is_one_call(cut: int) -> None:
-    calling = Calling(CallSyntax.TAGGED, frozenset({"f"}), True)
+    calling = Calling(SYNTAXES["hermes"], {"f": {}}, True)
     calls = []
     for begun, passed_on, text in (((), "", CALL[:cut]), ((1,), CALL[:cut], CALL[cut:])):
         buffer = StreamBuffer()
@@ -138,7 +138,7 @@ async def test_a_tool_call_that_two_text_instances_wrote_is_one_call(cut: int) -
     buffer = StreamBuffer()
     answer = Answer(
         buffer,
-        Reading(Calling(CallSyntax.TAGGED, frozenset({"f"}), True)),
+        Reading(Calling(SYNTAXES["hermes"], {"f": {}}, True)),
         begun=dict.fromkeys(range(1), ()),
         usage=Usage(7, 0),
         clock=lambda: 0.0,

@@ -10,11 +10,12 @@ from triptych.domain.generation import (
     Reasoned,
     TokenChunk,
     TokenLogprobs,
+    ToolArguments,
     ToolCallMade,
 )
-from triptych.services.router.answer_reader import AnswerReader, Calling, Reading, Reasoning
+from triptych.services.router.answer_reader import AnswerReader, Calling, Hidden, Reading, Reasoning
 from triptych.tokens.reasoning import SYNTAXES
-from triptych.tokens.tool_calls import CallSyntax
+from triptych.tokens.tool_calls import SYNTAXES as CALL_SYNTAXES
 
 CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
 SURE = (TokenLogprobs(Alternative(1, b"x", 0.0), ()),)
@@ -24,9 +25,9 @@ STOP = Finished(FinishReason.STOP, 1, 0.0, 0.0)
 CLOSING = 99
 
 
-def calls(*, parallel: bool = True, choices: int = 1, thinks: bool = False) -> AnswerReader:
+def calls(*, parallel: bool = True, choices: int = 1, thinks: bool = False, streams: bool = False) -> AnswerReader:
     ids = count()
-    calling = Calling(CallSyntax.TAGGED, frozenset({"f"}), parallel)
+    calling = Calling(CALL_SYNTAXES["hermes"], {"f": {}}, parallel, streams)
     reasoning = Reasoning(SYNTAXES["think"], "<think>\n", CLOSING) if thinks else None
     begun = dict.fromkeys(range(choices), ())
     return AnswerReader(Reading(calling, reasoning), begun, lambda: f"call_{next(ids)}")
@@ -71,6 +72,35 @@ def test_without_parallel_tool_calls_only_the_first_call_counts() -> None:
     assert answer.chunk(TokenChunk((1,), CALL + CALL)) == [TokenChunk((1,), ""), made(0)]
 
 
+def test_arguments_are_streamed_in_pieces_to_a_caller_that_asks_for_it() -> None:
+    answer = calls(streams=True)
+    begun = ToolCallMade(ToolCall("call_0", "f", ""), 0)
+    assert answer.chunk(TokenChunk((1,), CALL[:20])) == [TokenChunk((1,), "")]
+    given = '<tool_call>{"name": "f", "arguments": {"a": "'
+    assert answer.chunk(TokenChunk((2,), given[20:])) == [TokenChunk((2,), ""), begun, ToolArguments('{"a": "', 0)]
+    assert answer.chunk(TokenChunk((3,), 'x"}}</tool_call> ' + CALL)) == [
+        TokenChunk((3,), ""),
+        ToolArguments('x"}', 0),
+        ToolCallMade(ToolCall("call_1", "f", ""), 1),
+        ToolArguments("{}", 1),
+    ]
+    assert answer.finished(STOP) == [ChoiceFinished(FinishReason.TOOL_CALLS)]
+
+
+def test_a_streamed_call_goes_on_where_another_router_has_left_it() -> None:
+    calling = Calling(CALL_SYNTAXES["hermes"], {"f": {}}, True, True)
+    reading = Reading(calling, passed_on={0: ['<tool_call>{"name": "f", "arguments": {"a": "']})
+    answer = AnswerReader(reading, {0: (1,)}, str)
+    assert answer.chunk(TokenChunk((2,), 'x"}}</tool_call>')) == [TokenChunk((2,), ""), ToolArguments('x"}', 0)]
+
+
+def test_a_streamed_call_that_is_cut_off_ends_as_the_model_left_it_and_others_are_dropped() -> None:
+    answer = calls(streams=True, parallel=False)
+    answer.chunk(TokenChunk((1,), CALL))
+    assert answer.chunk(TokenChunk((2,), '<tool_call>{"name": "f", "arguments": {"a')) == [TokenChunk((2,), "")]
+    assert answer.finished(Finished(FinishReason.LENGTH, 9, 0.0, 0.0)) == [ChoiceFinished(FinishReason.LENGTH)]
+
+
 def test_calls_after_reasoning_are_calls_and_those_within_it_are_thoughts() -> None:
     answer = calls(thinks=True)
     assert answer.chunk(TokenChunk((1, 2), f"Use {CALL}?")) == [TokenChunk((1, 2), ""), Reasoned(f"Use {CALL}?")]
@@ -101,8 +131,9 @@ def test_reasoning_that_another_router_has_passed_on_is_not_sent_again_and_is_co
 
 
 def test_special_tokens_that_are_no_marks_are_left_out_of_the_text() -> None:
-    reasoning = Reasoning(SYNTAXES["mistral"], "", CLOSING, re.compile(re.escape("[CALL]")), frozenset({1}))
-    answer = AnswerReader(Reading(None, reasoning), {0: ()}, str)
+    reasoning = Reasoning(SYNTAXES["mistral"], "", CLOSING)
+    hidden = Hidden(re.compile(re.escape("[CALL]")), frozenset({1}))
+    answer = AnswerReader(Reading(None, reasoning, hidden=hidden), {0: ()}, str)
     assert answer.chunk(TokenChunk((1,), "[THINK]a[CALL]b[/THINK]c[CALL]")) == [
         TokenChunk((1,), ""),
         Reasoned("ab"),

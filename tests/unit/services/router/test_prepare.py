@@ -134,14 +134,13 @@ def test_marks_that_are_special_tokens_are_shown_and_other_special_tokens_are_no
     assert answer.reading is not None
     assert answer.reading.reasoning is not None
     assert answer.reading.reasoning.closing_id == marked.token_to_id("[/THINK]")
-    assert answer.reading.reasoning.hidden is not None
-    assert answer.reading.reasoning.hidden.sub("", "[THINK]a[OTHER]") == "[THINK]a"
-    assert marked.token_to_id("[OTHER]") in answer.reading.reasoning.hidden_ids
-    assert marked.token_to_id("[THINK]") not in answer.reading.reasoning.hidden_ids
+    assert answer.reading.hidden is not None
+    assert answer.reading.hidden.tokens.sub("", "[THINK]a[OTHER]") == "[THINK]a"
+    assert marked.token_to_id("[OTHER]") in answer.reading.hidden.ids
+    assert marked.token_to_id("[THINK]") not in answer.reading.hidden.ids
     asked = prepared(prepare, sampling=SamplingParams(special_tokens=True)).reading
     assert asked is not None
-    assert asked.reasoning is not None
-    assert asked.reasoning.hidden is None
+    assert asked.hidden is None
 
 
 def test_a_format_holds_after_reasoning_only_where_reasoning_is_separated() -> None:

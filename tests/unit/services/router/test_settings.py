@@ -7,6 +7,7 @@ from triptych.runtime.settings import SettingsError
 from triptych.services.router.prepare import AUTO
 from triptych.services.router.settings import RouterSettings
 from triptych.tokens.reasoning import SYNTAXES
+from triptych.tokens.tool_calls import SYNTAXES as CALL_SYNTAXES
 
 
 def test_instances_are_a_list_in_the_environment_and_on_the_command_line() -> None:
@@ -81,3 +82,7 @@ def test_others_are_told_the_address_to_reach_it_at() -> None:
 
 def test_the_setting_for_reasoning_names_every_syntax() -> None:
     assert get_args(get_type_hints(RouterSettings)["reasoning"]) == (AUTO, "none", *SYNTAXES)
+
+
+def test_the_setting_for_tools_names_every_syntax() -> None:
+    assert get_args(get_type_hints(RouterSettings)["tool_syntax"]) == (AUTO, "none", *CALL_SYNTAXES)
