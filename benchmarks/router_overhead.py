@@ -16,6 +16,9 @@ seconds that the system's own processes took for them (not clients, not peers), 
 are. ``direct``, ``relay`` and the clients of ``relay`` and ``plain`` make a gRPC call for each request, item and
 release; what runs between our own processes shares streams. All of it without coalescing in the text service and with
 it (``--stream-interval-s``).
+
+With ``--before DIR``, the root of another working tree, only its gateway and router are compared with these: CPU of a
+request, both trees alternating in each round. The ratio is that of a round; the median and the quartiles are shown.
 """
 
 import argparse
@@ -23,6 +26,7 @@ import asyncio
 import base64
 import contextlib
 import json
+import os
 import secrets
 import socket
 import statistics
@@ -32,7 +36,8 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
-from itertools import count
+from itertools import count, product
+from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
@@ -40,7 +45,7 @@ import grpc.aio
 import uvloop
 
 from benchmarks import ending, machine
-from benchmarks.figures import add_json_option, write_figures
+from benchmarks.figures import Quartiles, add_before_options, add_json_option, quartiles, shown, write_figures
 from benchmarks.relay_peers import HOST, IMAGE_TOKENS, PROMPT_TOKENS
 from triptych.cli.child import child_command
 from triptych.demo import MODEL_DIR
@@ -287,8 +292,8 @@ class Running:
 
 
 @contextlib.asynccontextmanager
-async def running(settings: Settings, stream_interval_s: float) -> AsyncGenerator[Running]:
-    """Start peers and all systems as processes; they end with the context."""
+async def running(settings: Settings, stream_interval_s: float, tree: Path | None = None) -> AsyncGenerator[Running]:
+    """Start peers and all systems as processes, with the package of a working tree; they end with the context."""
     encoder_1, encoder_2, text_port, relay, router_port, own_router, gateway, mounted = free_ports(8)
     encoders = (encoder_1, encoder_2)
     numbers = ",".join(map(str, encoders))
@@ -307,7 +312,7 @@ async def running(settings: Settings, stream_interval_s: float) -> AsyncGenerato
         ),
     }
     with contextlib.ExitStack() as stack:
-        processes = {name: stack.enter_context(process(command)) for name, command in commands.items()}
+        processes = {name: stack.enter_context(process(command, tree)) for name, command in commands.items()}
         clients: tuple[Direct | Grpc | Rest, ...] = (
             Direct(encoders, text_port),
             Grpc(relay, shared=False),
@@ -337,9 +342,12 @@ async def running(settings: Settings, stream_interval_s: float) -> AsyncGenerato
 
 
 @contextlib.contextmanager
-def process(command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
+def process(command: Sequence[str], tree: Path | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    variables = None
+    if tree is not None:
+        variables = {**os.environ, "PYTHONPATH": f"{Path.cwd()}:{tree / 'src'}"}  # noqa: TID251 - passed to the child
     with TemporaryFile() as log:
-        process = subprocess.Popen(child_command(*command), stdout=log, stderr=log)
+        process = subprocess.Popen(child_command(*command), stdout=log, stderr=log, env=variables)
         try:
             yield process
         except BaseException:
@@ -493,6 +501,45 @@ async def measure(settings: Settings) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """CPU of a request in all processes of a system, in ms; ``ratio`` is to that of the tree before."""
+
+    system: str
+    images: int
+    output_tokens: int
+    before_cpu_ms: float
+    now_cpu_ms: float
+    ratio: Quartiles | None
+
+
+async def compare(settings: Settings, before: Path, rounds: int) -> dict[str, Any]:
+    """The gateway with a router, and the gateway with one in its process, of two trees."""
+    rows: list[Compared] = []
+    async with running(settings, 0.0, before) as then, running(settings, 0.0) as now:
+        for images, output_tokens, name in product(settings.images, settings.outputs, (GATEWAY, MOUNTED)):
+            pairs: list[tuple[float, float]] = []
+            for number in range(rounds):
+                trees = (then, now) if number % 2 else (now, then)
+                took = {tree is now: await _cpu_ms(tree, settings, name, images, output_tokens) for tree in trees}
+                pairs.append((took[False], took[True]))
+            before_ms, now_ms = (statistics.median(figures) for figures in zip(*pairs, strict=True))
+            ratio = quartiles(new / old for old, new in pairs)
+            rows.append(Compared(name, images, output_tokens, before_ms, now_ms, ratio))
+            row = rows[-1]
+            print(
+                f"{name:<8} {images} images  {output_tokens:>3} tokens  CPU ms: {row.before_cpu_ms:.3f}, "
+                f"now {row.now_cpu_ms:.3f}{shown(row.ratio)}",
+                flush=True,
+            )
+    return {"machine": machine.describe(), "settings": asdict(settings), "compared": [asdict(row) for row in rows]}
+
+
+async def _cpu_ms(on: Running, settings: Settings, name: str, images: int, output_tokens: int) -> float:
+    got = await saturate(on, settings, name, images, output_tokens)
+    return float(1e3 * sum(got["cpu_s"].values()) / got["requests"])
+
+
 def main() -> None:
     ending.by_sigterm()
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
@@ -502,11 +549,16 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=defaults.seconds, help="busy time of each system and case")
     parser.add_argument("--first-tokens", type=int, default=defaults.first_tokens, help="requests per system and case")
     parser.add_argument("--concurrency", type=int, default=defaults.concurrency, help="requests open at saturation")
+    add_before_options(parser, 8)
     arguments = parser.parse_args()
     settings = Settings(
         seconds=arguments.seconds, first_tokens=arguments.first_tokens, concurrency=arguments.concurrency
     )
-    result = uvloop.run(measure(QUICK if arguments.quick else settings))
+    settings = QUICK if arguments.quick else settings
+    if arguments.before is None:
+        result = uvloop.run(measure(settings))
+    else:
+        result = uvloop.run(compare(settings, arguments.before, arguments.rounds))
     write_figures(arguments.json, result)
 
 
