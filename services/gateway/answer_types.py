@@ -190,3 +190,11 @@ class Models(TypedDict):
 
 class Health(TypedDict):
     status: Literal["ok"]
+
+
+class Version(TypedDict):
+    version: str
+
+
+class Load(TypedDict):
+    server_load: Count

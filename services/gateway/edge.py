@@ -36,7 +36,9 @@ logger = logging.getLogger(__name__)
 
 REQUEST_ID = "x-request-id"
 TIMEOUT = "x-request-timeout"
-_PROBES = frozenset({"/health", "/ready", "/metrics"})
+_OPEN = frozenset({"/health", "/ping"})
+"""Paths that need no key."""
+_PROBES = frozenset({*_OPEN, "/ready", "/metrics", "/version", "/load"})
 _VALID_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
 
 
@@ -146,7 +148,7 @@ class Edge:
 
 
 class AuthMiddleware:
-    """Authenticates every request except ``/health``, if keys are configured, and counts those that are not shed."""
+    """Authenticates every request, ``/health`` and ``/ping`` excepted, if keys are configured, and counts those that are not shed."""
 
     def __init__(self, app: ASGIApp, *, keys: KeyRing, shedding: Shedding) -> None:
         self._app = app
@@ -154,7 +156,7 @@ class AuthMiddleware:
         self._shedding = shedding
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] != "/health":
+        if scope["type"] == "http" and scope["path"] not in _OPEN:
             source = scope["client"][0] if scope.get("client") else ""
             caller = self._keys.caller(authorizations(scope["state"]["headers"]), source)
             scope["state"]["caller"] = caller

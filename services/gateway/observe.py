@@ -25,6 +25,9 @@ _ROUTES = frozenset(
         "/tokenize",
         "/openapi.json",
         "/health",
+        "/ping",
+        "/version",
+        "/load",
         "/ready",
         "/metrics",
     }

@@ -85,7 +85,7 @@ class OpenAnswer:
 
     async def collect(self) -> tuple[list[WholeChoice], Usage]:
         """The whole answer."""
-        choices = [WholeChoice() for _ in range(self.request.sampling.n)]
+        choices = [WholeChoice() for _ in range(self.request.choices)]
         async with aclosing(self.events()) as stream:
             async for events in stream:
                 for event in events:

@@ -99,8 +99,10 @@ class ParsedRequest:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stream: bool = False
     include_usage: bool = False
-    prompt: str | None = None
-    """A raw prompt, instead of messages."""
+    prompt: str | tuple[int, ...] | None = None
+    """A raw prompt, or its token ids, instead of messages."""
+    further: tuple[str | tuple[int, ...], ...] = ()
+    """Prompts whose choices follow."""
     tools: str = ""
     """The tools as JSON text; empty for none."""
     tool_choice: ToolChoice = ANY_TOOL
@@ -122,6 +124,11 @@ class ParsedRequest:
     """Fields that hold the media parts, by part: the router's errors name only the part."""
     return_token_strs: bool = False
     """Whether ``/tokenize`` also returns each token's string in the vocabulary."""
+
+    @property
+    def choices(self) -> int:
+        """Of all prompts."""
+        return self.sampling.n * (1 + len(self.further))
 
     def with_media(self, media: Sequence[bytes]) -> "ParsedRequest":
         """Request with the media fetched for ``remote``, in the same order."""
@@ -181,7 +188,8 @@ def parse_completion(body: bytes | bytearray, max_item_bytes: int) -> ParsedRequ
     return ParsedRequest(
         model=request.model,
         messages=(),
-        prompt=request.prompt,
+        prompt=request.prompt[0],
+        further=request.prompt[1:],
         sampling=_sampling(request, request.max_tokens, request.logprobs),
         stream=bool(request.stream),
         include_usage=bool(request.stream_options and request.stream_options.include_usage),

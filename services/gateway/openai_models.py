@@ -7,7 +7,17 @@ from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Discriminator, FailFast, Field, Tag, create_model
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    FailFast,
+    Field,
+    PlainValidator,
+    Tag,
+    create_model,
+)
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
@@ -24,6 +34,7 @@ from .request_fields import On, refused_properties
 
 MAX_SALT_CHARS = 256
 MAX_MESSAGES = 4096
+MAX_PROMPTS = 64
 
 
 def _known_role(value: object) -> object:
@@ -277,18 +288,33 @@ class ChatCompletionRequest(Generation):
     """Whether one answer may contain several calls. The default is true."""
 
 
-def _one_prompt(value: object) -> object:
-    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
-        return value[0]
-    if not isinstance(value, str):
-        message = "must be a string or an array of one string, not {got}"
-        raise PydanticCustomError("part_type", message, {"got": shown(value)})
-    return value
+def _prompts(value: object) -> tuple[str | tuple[int, ...], ...]:
+    given = value if isinstance(value, list) and _tokens(value) is None else [value]
+    prompts = [prompt if isinstance(prompt, str) else _tokens(prompt) for prompt in given]
+    known = tuple(prompt for prompt in prompts if prompt is not None)
+    if not 0 < len(known) == len(given) <= MAX_PROMPTS:
+        message = "must be a string, an array of token ids, or an array of 1 to {most} of either, not {got}"
+        raise PydanticCustomError("part_type", message, {"most": MAX_PROMPTS, "got": shown(value)})
+    return known
 
 
-Prompt = Annotated[
-    str,
-    BeforeValidator(_one_prompt, json_schema_input_type=str | Annotated[list[str], Field(min_length=1, max_length=1)]),
+def _tokens(value: object) -> tuple[int, ...] | None:
+    """The token ids of a prompt; None for anything else."""
+    if not isinstance(value, list) or not value:
+        return None
+    return tuple(value) if all(type(item) is int and 0 <= item <= MAX_INT31 for item in value) else None
+
+
+_Tokens = Annotated[list[Annotated[int, Field(ge=0, le=MAX_INT31)]], Field(min_length=1)]
+Prompts = Annotated[
+    tuple[str | tuple[int, ...], ...],
+    PlainValidator(
+        _prompts,
+        json_schema_input_type=str
+        | _Tokens
+        | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | Annotated[list[_Tokens], Field(min_length=1, max_length=MAX_PROMPTS)],
+    ),
 ]
 
 
@@ -297,7 +323,8 @@ class CompletionRequest(Generation):
 
     model_config = ConfigDict(json_schema_extra=partial(add_properties, On.COMPLETIONS))
 
-    prompt: Prompt
+    prompt: Prompts
+    """A text, its token ids, or several of either; the choices of each follow those of the one before."""
     logprobs: TopLogprobs | None = None
     best_of: int | None = None
     """Only without effect: 1, or as many as n."""

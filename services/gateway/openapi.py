@@ -50,6 +50,8 @@ _ANSWERS: tuple[type, ...] = (
     answer_types.Models,
     answer_types.Unloaded,
     answer_types.Health,
+    answer_types.Version,
+    answer_types.Load,
     Readiness,
     Timeline,
 )
@@ -99,6 +101,8 @@ _CLOSED = {
     "503": "An instance is down, draining or not started yet.",
     "504": "The request's time limit has passed.",
 }
+
+_OF_PROBES = ("401", "403", "429", "500")
 
 
 def document() -> dict[str, Any]:
@@ -176,6 +180,13 @@ def document() -> dict[str, Any]:
             "/health": {
                 "get": _get("health", "Health", "The process is alive.", closed=("403", "500")) | {"security": []}
             },
+            "/ping": {
+                method: _get(f"{method}Ping", "Health", "The process is alive.", closed=("403", "500"))
+                | {"security": []}
+                for method in ("get", "post")
+            },
+            "/version": {"get": _get("version", "Version", "The gateway's version.", closed=_OF_PROBES)},
+            "/load": {"get": _get("load", "Load", "Requests that run in this process.", closed=_OF_PROBES)},
             "/ready": {"get": _ready()},
             "/metrics": {"get": _metrics()},
         },
@@ -245,13 +256,11 @@ def _metrics() -> dict[str, Any]:
     return {
         "operationId": "metrics",
         "parameters": [],
-        "responses": {"200": good, **_errors(("401", "403", "429", "500"))},
+        "responses": {"200": good, **_errors(_OF_PROBES)},
     }
 
 
 def _ready() -> dict[str, Any]:
-    operation = _get(
-        "ready", "Readiness", "Every stage of a model has an instance.", closed=("401", "403", "429", "500")
-    )
+    operation = _get("ready", "Readiness", "Every stage of a model has an instance.", closed=_OF_PROBES)
     operation["responses"]["503"] = _json("A stage has no instance.", "Readiness")
     return operation

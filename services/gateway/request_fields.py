@@ -76,7 +76,7 @@ ROWS: tuple[Row, ...] = (
         on=_C,
     ),
     *_rows(Use.SERVED, "OVS", "response_format", "type `structural_tag` is refused"),
-    *_rows(Use.SERVED, "OVS", "prompt", "one string; lists of several, and token ids, are refused", on=_P),
+    *_rows(Use.SERVED, "OVS", "prompt", "at most 64, as text or token ids", on=_P),
     *_rows(Use.SERVED, "OS", "best_of", "only 1, or as many as `n`", on=_P),
     *_rows(
         Use.SERVED,

@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from triptych import __version__
 from triptych.domain.chat import Tokenized
 from triptych.domain.generation import (
     ChatEvent,
@@ -127,6 +128,9 @@ def make_routes(gateway: Gateway, metrics: Metrics, clock: Clock) -> list[Route]
         Route("/v1/requests/{request_id}/timeline", endpoints.timeline),
         Route("/openapi.json", endpoints.openapi),
         Route("/health", endpoints.health),
+        Route("/ping", endpoints.health, methods=["GET", "POST"]),
+        Route("/version", endpoints.version),
+        Route("/load", endpoints.load),
         Route("/ready", endpoints.ready),
         Route("/metrics", MetricsEndpoint(metrics).__call__),
     ]
@@ -142,6 +146,13 @@ class Endpoints:
     async def health(self, _: Request) -> Response:
         """Liveness: depends on nothing outside this process."""
         return JSONResponse(api.Health(status="ok"))
+
+    async def version(self, _: Request) -> Response:
+        return JSONResponse(api.Version(version=__version__))
+
+    async def load(self, _: Request) -> Response:
+        """Requests that run in this process."""
+        return JSONResponse(api.Load(server_load=self._gateway.admission.requests))
 
     async def openapi(self, _: Request) -> Response:
         return Response(self._openapi, media_type=_JSON)
@@ -296,7 +307,7 @@ async def _stream(exchange: Exchange, form: Form, answer: OpenAnswer) -> None:
     exchange.streaming = form
     exchange.scope["state"][FILLER] = _COMMENT
     # Each write is a system call and wakes the client: events that arrive together are sent together.
-    body = form.begin(answer.request.sampling.n)
+    body = form.begin(answer.request.choices)
     async with aclosing(answer.events()) as stream:
         async for events in stream:
             body += b"".join(_encode_event(form, event) for event in events)

@@ -35,6 +35,7 @@ from .openai_api import ParsedRequest, tenant_salt
 from .request_ids import canonical
 from .response_store import ResponseStore
 from .settings import GatewaySettings
+from .several import joined
 from .shedding import Shedding
 
 logger = logging.getLogger(__name__)
@@ -148,7 +149,12 @@ class Gateway:
         chat_request = self._to_router(request_id, request, caller, timeout_s)
         if caller.is_limited:
             caller.take_items(len(chat_request.media))
-        answer = OpenAnswer(request, self._router.chat(chat_request))
+        further = [
+            self._to_router(f"{request_id}.{number}", replace(request, prompt=prompt), caller, timeout_s)
+            for number, prompt in enumerate(request.further, 1)
+        ]
+        chats = [self._router.chat(each) for each in (chat_request, *further)]
+        answer = OpenAnswer(request, joined(chats, request.sampling.n) if further else chats[0])
         try:
             async with aclosing(answer):
                 with _naming_fields(request.fields), self._noting_what_the_router_says(caller.name, timeout_s):
@@ -156,7 +162,8 @@ class Gateway:
                 yield answer
         except (asyncio.CancelledError, DeadlineExceeded):
             if caller.has_token_limit and not answer.finished:
-                answer.spent_tokens += await self._spent_prompt_tokens(chat_request.request_id)
+                for each in (chat_request, *further):
+                    answer.spent_tokens += await self._spent_prompt_tokens(each.request_id)
             raise
         finally:
             caller.charge(answer.spent_tokens)
@@ -209,7 +216,8 @@ class Gateway:
             request.sampling,
             timeout_s=timeout_s,
             tenant_salt=tenant_salt(tenant, request.cache_salt),
-            prompt=request.prompt,
+            prompt="" if isinstance(request.prompt, tuple) else request.prompt,
+            prompt_tokens=request.prompt if isinstance(request.prompt, tuple) else (),
             tools=request.tools,
             tool_choice=request.tool_choice,
             template_kwargs=request.template_kwargs,

@@ -79,4 +79,13 @@ def _content(request: ChatRequest) -> int:
         for message in request.messages
         for part in message.parts
     )
-    return hash((_tenant(request), request.prompt, parts, request.sampling.max_tokens, request.sampling.n))
+    return hash(
+        (
+            _tenant(request),
+            request.prompt,
+            request.prompt_tokens,
+            parts,
+            request.sampling.max_tokens,
+            request.sampling.n,
+        )
+    )

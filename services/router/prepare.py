@@ -105,7 +105,14 @@ class SmallInline:
         if request.tool_choice.forces:
             return False
         begun = request.begun_tokens if request.tools or request.separates_reasoning else 0
-        chars, media_bytes = len(request.prompt or "") + len(request.tools) + len(request.template_kwargs) + begun, 0
+        chars, media_bytes = (
+            len(request.prompt or "")
+            + len(request.prompt_tokens)
+            + len(request.tools)
+            + len(request.template_kwargs)
+            + begun,
+            0,
+        )
         for message in request.messages:
             if message.tool_calls:
                 return False
@@ -180,6 +187,8 @@ class ModelPrepare:
             prompt = self.builder.build(
                 request.messages, infos, request.tools, kwargs=request.template_kwargs, replacements=replacements
             )
+        elif request.prompt_tokens:
+            prompt = self.builder.build_tokens(request.prompt_tokens)
         else:
             prompt = self.builder.build_raw(request.prompt)
         items: list[ItemPlan] = []

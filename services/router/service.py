@@ -446,6 +446,8 @@ class RouterService:
         self._check_draining()
         if request.prompt is not None and request.messages:
             raise InvalidRequest("a request has messages or a prompt, not both", param="prompt")
+        if request.prompt_tokens and request.prompt != "":
+            raise InvalidRequest("a prompt is text or tokens, not both", param="prompt")
         return self._check_media(request.media, "messages", request.tenant or NOBODY)
 
     def _check_draining(self) -> None:

@@ -101,6 +101,8 @@ class ChatRequest:
     """Separates cached embeddings of tenants; empty only if all may share."""
     prompt: str | None = None
     """A raw prompt, tokenized unchanged; ``messages`` is empty then."""
+    prompt_tokens: tuple[int, ...] = ()
+    """A raw prompt's token ids; ``prompt`` is an empty text then."""
     tools: str = ""
     """A JSON array of tools for the chat template, in the OpenAI API's format; empty for none."""
     tool_choice: ToolChoice = ANY_TOOL

@@ -128,7 +128,15 @@ class PromptBuilder:
     def build_raw(self, text: str) -> Prompt:
         """Tokenize a prompt without the template. Raises InvalidRequest (ContextTooLong)."""
         max_chars = self.family.context_length * MAX_CHARS_PER_TOKEN
-        token_ids = self.tokenizer.encode_prompt(text, max_chars=max_chars)
+        return self.build_tokens(self.tokenizer.encode_prompt(text, max_chars=max_chars))
+
+    def build_tokens(self, token_ids: Sequence[int]) -> Prompt:
+        """A prompt of these tokens. Raises InvalidRequest (ContextTooLong)."""
+        if token_ids and max(token_ids) >= self.tokenizer.vocab_size:
+            raise InvalidRequest(
+                f"prompt: there is no token {max(token_ids)}, the vocabulary has {self.tokenizer.vocab_size}",
+                param="prompt",
+            )
         for token_id, placeholder in self.placeholders.items():
             if token_id in token_ids:
                 raise InvalidRequest(

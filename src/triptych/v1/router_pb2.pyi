@@ -85,7 +85,7 @@ class ToolChoice(_message.Message):
     def __init__(self, required: _Optional[bool] = ..., name: _Optional[str] = ..., one_call: _Optional[bool] = ...) -> None: ...
 
 class ChatRequest(_message.Message):
-    __slots__ = ("request_id", "model", "messages", "sampling", "tenant_salt", "prompt", "tools", "priority", "tool_choice", "continued", "tenant", "whole", "template_kwargs", "separates_reasoning", "streams_arguments")
+    __slots__ = ("request_id", "model", "messages", "sampling", "tenant_salt", "prompt", "tools", "priority", "tool_choice", "continued", "tenant", "whole", "template_kwargs", "separates_reasoning", "streams_arguments", "prompt_tokens")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
@@ -101,6 +101,7 @@ class ChatRequest(_message.Message):
     TEMPLATE_KWARGS_FIELD_NUMBER: _ClassVar[int]
     SEPARATES_REASONING_FIELD_NUMBER: _ClassVar[int]
     STREAMS_ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     messages: _containers.RepeatedCompositeFieldContainer[Message]
@@ -116,7 +117,8 @@ class ChatRequest(_message.Message):
     template_kwargs: str
     separates_reasoning: bool
     streams_arguments: bool
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., tenant_salt: _Optional[bytes] = ..., prompt: _Optional[str] = ..., tools: _Optional[str] = ..., priority: _Optional[int] = ..., tool_choice: _Optional[_Union[ToolChoice, _Mapping]] = ..., continued: _Optional[_Iterable[_Union[_common_pb2.ContinuedChoice, _Mapping]]] = ..., tenant: _Optional[_Union[Tenant, _Mapping]] = ..., whole: _Optional[bool] = ..., template_kwargs: _Optional[str] = ..., separates_reasoning: _Optional[bool] = ..., streams_arguments: _Optional[bool] = ...) -> None: ...
+    prompt_tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., tenant_salt: _Optional[bytes] = ..., prompt: _Optional[str] = ..., tools: _Optional[str] = ..., priority: _Optional[int] = ..., tool_choice: _Optional[_Union[ToolChoice, _Mapping]] = ..., continued: _Optional[_Iterable[_Union[_common_pb2.ContinuedChoice, _Mapping]]] = ..., tenant: _Optional[_Union[Tenant, _Mapping]] = ..., whole: _Optional[bool] = ..., template_kwargs: _Optional[str] = ..., separates_reasoning: _Optional[bool] = ..., streams_arguments: _Optional[bool] = ..., prompt_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Tenant(_message.Message):
     __slots__ = ("name", "weight")

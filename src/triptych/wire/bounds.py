@@ -130,6 +130,7 @@ TABLE: Mapping[str, Rows] = {
         "messages": Many(4096, unit="messages"),
         "tenant_salt": _SALT,
         "prompt": Size(_MAX_TEXT),
+        "prompt_tokens": Many(MAX_TOKENS, unit="tokens"),
         "tools": Size(_MAX_TEXT),
         "template_kwargs": Size(MAX_TEMPLATE_KWARGS_CHARS),
         "priority": PRIORITY,

@@ -311,8 +311,6 @@ def test_salts_separate_tenants_and_their_cache_salts() -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"prompt": ["a", "b"]}, "prompt"),
-        ({"prompt": [1, 2]}, "prompt"),
         ({"prompt": None}, "prompt"),
         ({}, "prompt"),
         ({"prompt": "x", "echo": True}, "echo"),

@@ -15,6 +15,7 @@ from tests.unit.services.gateway.conftest import Rest
 from tests.unit.services.gateway.endpoints import ENDPOINTS, MESSAGES, RESPONSES, Endpoint, each_endpoint
 from tests.unit.services.gateway.fakes import FINISH, HELLO, FakeRouter, Step
 from tests.unit.services.gateway.test_routes import ASK, CHAT, PNG_URL, events_of, image
+from triptych import __version__
 from triptych.domain.chat import ToolCall
 from triptych.domain.generation import (
     Alternative,
@@ -28,7 +29,7 @@ from triptych.domain.generation import (
     ToolCallMade,
     Usage,
 )
-from triptych.errors import DeadlineExceeded, InvalidMedia, InvalidRequest, Unavailable
+from triptych.errors import DeadlineExceeded, InvalidMedia, InvalidRequest, Overloaded, Unavailable
 from triptych.media.remote_url import HostRules
 from triptych.runtime.clock import monotonic
 from triptych.runtime.metrics import Metrics
@@ -203,6 +204,42 @@ async def test_a_completion_continues_a_raw_prompt(rest: Rest, router: FakeRoute
     assert (router.requests[0].prompt, router.requests[0].messages) == ("Once", ())
 
 
+@pytest.mark.parametrize("prompts", [["a", "b"], [[5, 6], [7]]])
+async def test_the_choices_of_several_prompts_follow_each_other(rest: Rest, prompts: list[Any]) -> None:
+    router = FakeRouter(
+        (
+            TokenChunk((1,), "x"),
+            TokenChunk((2,), "y", 1),
+            ChoiceFinished(FinishReason.STOP, 0),
+            ChoiceFinished(FinishReason.STOP, 1),
+            ChatFinished(Usage(3, 2)),
+        )
+    )
+    body = {"model": "demo", "prompt": prompts, "n": 2}
+    async with rest(router) as client:
+        answer = (await client.post(COMPLETIONS, json=body)).json()
+        streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
+        *chunks, usage, done = events_of((await client.post(COMPLETIONS, json=streamed)).text)
+    assert [(choice["index"], choice["text"]) for choice in answer["choices"]] == list(enumerate("xyxy"))
+    assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (6, 4)
+    texts = [chunk["choices"][0] for chunk in chunks]
+    assert ["".join(choice["text"] for choice in texts if choice["index"] == index) for index in range(4)] == list(
+        "xyxy"
+    )
+    assert (usage["usage"]["total_tokens"], done) == (10, "[DONE]")
+    given = [(request.prompt, list(request.prompt_tokens)) for request in router.requests[:2]]
+    assert given == [(prompt, []) if isinstance(prompt, str) else ("", prompt) for prompt in prompts]
+
+
+async def test_an_error_for_one_of_several_prompts_is_that_of_all(rest: Rest) -> None:
+    async with rest(FakeRouter([Overloaded("full")])) as client:
+        assert (await client.post(COMPLETIONS, json={"model": "demo", "prompt": ["a", "b"]})).status_code == 429
+        refused: list[Any] = [[], [1, "a"], [[]], [[-1]], ["a"] * 65, 5]
+        for prompts in refused:
+            answer = await client.post(COMPLETIONS, json={"model": "demo", "prompt": prompts})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
+
+
 async def test_a_completion_streams_with_logprobs(rest: Rest) -> None:
     body = {"model": "demo", "prompt": "x", "stream": True, "logprobs": 1, "stream_options": {"include_usage": True}}
     async with rest(FakeRouter(LIKELY)) as client:
@@ -313,11 +350,18 @@ def key_file(path: Path, limits: str = "") -> tuple[Path, dict[str, str], dict[s
     return file, {"authorization": f"Bearer {alice}"}, {"authorization": f"Bearer {bob}"}
 
 
+async def test_version_and_load_are_shown(rest: Rest, router: FakeRouter) -> None:
+    async with rest(router) as client:
+        assert (await client.get("/version")).json() == {"version": __version__}
+        assert (await client.get("/load")).json() == {"server_load": 0}
+
+
 async def test_every_route_but_health_requires_a_key(rest: Rest, router: FakeRouter, tmp_path: Path) -> None:
     keys, alice, _ = key_file(tmp_path)
     routes = ["/v1/models", "/v1/models/demo", "/v1/requests/r/timeline", "/ready", "/metrics", "/openapi.json", "/x"]
     async with rest(router, keys=keys) as client:
         assert (await client.get("/health")).status_code == 200
+        assert [(await client.request(method, "/ping")).status_code for method in ("GET", "POST")] == [200, 200]
         for route in routes:
             assert (await client.get(route)).status_code in (401, 429), route
         assert [(await client.get(route, headers=alice)).status_code for route in routes] == [

@@ -116,6 +116,16 @@ def test_reasoning_is_read_if_the_template_has_its_marks_and_the_caller_knows_it
         assert other.reading is None
 
 
+def test_a_prompt_of_token_ids_is_taken_as_it_is() -> None:
+    def tokens(*token_ids: int) -> Prompted:
+        return preparing()(ChatRequest("id", "model", (), prompt="", prompt_tokens=token_ids), FAKE_MODEL)
+
+    assert tokens(70, 71).token_ids == (70, 71)
+    with pytest.raises(InvalidRequest, match="there is no token 2147483647") as caught:
+        tokens(70, 2**31 - 1)
+    assert caught.value.param == "prompt"
+
+
 def test_the_setting_names_a_syntax_that_the_template_does_not_have() -> None:
     reading = prepared(preparing(reasoning="mistral")).reading
     assert reading is not None
