@@ -6,7 +6,15 @@ from typing import Any, Literal
 
 from typing_extensions import TypedDict
 
-from triptych.domain.generation import ChoiceFinished, FinishReason, Reasoned, TokenChunk, ToolCallMade, Usage
+from triptych.domain.generation import (
+    ChoiceFinished,
+    FinishReason,
+    Reasoned,
+    TokenChunk,
+    ToolArguments,
+    ToolCallMade,
+    Usage,
+)
 from triptych.errors import TriptychError
 
 from . import answer_types as api
@@ -118,7 +126,7 @@ class MessagesForm:
     def __init__(self, request_id: str, model: str) -> None:
         self._id = MESSAGE_PREFIX + request_id
         self._model = model
-        self._open: Literal["text", "thinking"] | None = None
+        self._open: Literal["text", "thinking", "tool_use"] | None = None
         self._blocks = 0
         self._reason = FinishReason.STOP
 
@@ -149,12 +157,13 @@ class MessagesForm:
         opening = self._begin("thinking", {"type": "thinking", "thinking": "", "signature": ""})
         return opening + self._delta({"type": "thinking_delta", "thinking": event.text})
 
-    def call(self, event: ToolCallMade) -> bytes:
-        """The input comes in one piece: only a complete call can be recognised."""
+    def call(self, event: ToolCallMade | ToolArguments) -> bytes:
+        if isinstance(event, ToolArguments):
+            return self._delta({"type": "input_json_delta", "partial_json": event.text})
         out, call = self._close(), event.call
         out += self._start({"type": "tool_use", "id": call.call_id, "name": call.name, "input": {}})
-        out += self._delta({"type": "input_json_delta", "partial_json": call.arguments})
-        return out + self._stop()
+        self._open = "tool_use"
+        return out + self._delta({"type": "input_json_delta", "partial_json": call.arguments})
 
     def finish(self, event: ChoiceFinished) -> bytes:
         self._reason = event.reason

@@ -113,8 +113,6 @@ class ParsedRequest:
     template_kwargs: str = ""
     """Further variables of the chat template, a JSON object; empty for none."""
     separates_reasoning: bool = False
-    streams_arguments: bool = False
-    """Whether arguments of calls are streamed in pieces."""
     includes_reasoning: bool = True
     """Whether reasoning that is separated is part of the answer."""
     ignored: tuple[str, ...] = ()
@@ -171,7 +169,6 @@ def _chat(extracted: ExtractedBody, max_item_bytes: int) -> ParsedRequest:
         service_tier=_service_tier(request),
         template_kwargs=template_kwargs(request.chat_template_kwargs, reasoning_effort=request.reasoning_effort),
         separates_reasoning=request.separate_reasoning is not False,
-        streams_arguments=bool(request.stream),
         includes_reasoning=request.include_reasoning is not False,
         ignored=ignored,
         remote=remote,

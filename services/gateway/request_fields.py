@@ -341,7 +341,7 @@ ROWS: tuple[Row, ...] = (
         Use.IGNORED,
         "A",
         "tools[].strict tools[].eager_input_streaming tools[].input_examples",
-        "only forced calls are constrained, and calls come in one piece",
+        "only forced calls are constrained, and arguments always come in pieces",
         on=_M,
     ),
 )

@@ -12,6 +12,7 @@ from triptych.domain.generation import (
     FinishReason,
     Reasoned,
     TokenChunk,
+    ToolArguments,
     ToolCallMade,
     Usage,
 )
@@ -154,9 +155,9 @@ class ResponsesForm:
         self._reason = FinishReason.STOP
         self._pending: list[api.TokenLogprob] = []
         """Log-probabilities of tokens since the last text."""
-        self._open: OutputMessage | OutputReasoning | None = None
+        self._open: OutputItem | None = None
         self._pieces: list[str] = []
-        """Text of the open item."""
+        """Text or arguments of the open item."""
         self._output: list[OutputItem] = []
         body: dict[str, Any] = {
             "id": response_id,
@@ -205,8 +206,9 @@ class ResponsesForm:
         self._pieces.append(event.text)
         return out + self._of_part("response.reasoning_text.delta", delta=event.text)
 
-    def call(self, event: ToolCallMade) -> bytes:
-        """The arguments come in one piece: only a complete call can be recognised."""
+    def call(self, event: ToolCallMade | ToolArguments) -> bytes:
+        if isinstance(event, ToolArguments):
+            return self._arguments(event.text)
         out, call = self._close("completed"), event.call
         item: OutputCall = {
             "id": self._id("fc"),
@@ -216,14 +218,14 @@ class ResponsesForm:
             "name": call.name,
             "arguments": "",
         }
+        self._open = item
         self._output.append(item)
         out += self._of_item("response.output_item.added", item=item)
-        item["arguments"], item["status"] = call.arguments, "completed"
-        out += self._of_item("response.function_call_arguments.delta", item_id=item["id"], delta=call.arguments)
-        out += self._of_item(
-            "response.function_call_arguments.done", item_id=item["id"], name=call.name, arguments=call.arguments
-        )
-        return out + self._of_item("response.output_item.done", item=item)
+        return out + (self._arguments(call.arguments) if call.arguments else b"")
+
+    def _arguments(self, text: str) -> bytes:
+        self._pieces.append(text)
+        return self._of_open("response.function_call_arguments.delta", delta=text)
 
     def finish(self, event: ChoiceFinished) -> bytes:
         self._reason = event.reason
@@ -310,9 +312,16 @@ class ResponsesForm:
         item, self._open = self._open, None
         if item is None:
             return b""
-        part: Any = item["content"][0]
-        part["text"], self._pieces = "".join(self._pieces), []
+        text, self._pieces = "".join(self._pieces), []
         item["status"] = status
+        if item["type"] == "function_call":
+            item["arguments"] = text
+            out = self._of_item(
+                "response.function_call_arguments.done", item_id=item["id"], name=item["name"], arguments=text
+            )
+            return out + self._of_item("response.output_item.done", item=item)
+        part: Any = item["content"][0]
+        part["text"] = text
         about = {"item_id": item["id"], "content_index": 0}
         if item["type"] == "message":
             out = self._of_item("response.output_text.done", **about, text=part["text"], logprobs=part["logprobs"])
@@ -326,8 +335,11 @@ class ResponsesForm:
 
     def _of_part(self, kind: str, **fields: object) -> bytes:
         """An event about the open item's text."""
-        assert self._open is not None, "an event about the text of no item"  # noqa: S101
-        return self._of_item(kind, item_id=self._open["id"], content_index=0, **fields)
+        return self._of_open(kind, content_index=0, **fields)
+
+    def _of_open(self, kind: str, **fields: object) -> bytes:
+        assert self._open is not None, "an event about no item"  # noqa: S101
+        return self._of_item(kind, item_id=self._open["id"], **fields)
 
     def _of_item(self, kind: str, **fields: object) -> bytes:
         """An event about the newest item."""

@@ -222,7 +222,7 @@ class Gateway:
             tool_choice=request.tool_choice,
             template_kwargs=request.template_kwargs,
             separates_reasoning=request.separates_reasoning,
-            streams_arguments=request.streams_arguments,
+            streams_arguments=request.stream,
             priority=request.priority,
             tenant=caller.tenant if caller.name else None,
             whole=not request.stream,

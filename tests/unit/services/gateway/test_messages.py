@@ -12,6 +12,7 @@ from tests.unit.services.gateway.endpoints import MESSAGES
 from tests.unit.services.gateway.fakes import HELLO, FakeRouter
 from tests.unit.services.gateway.test_responses import THINKING
 from tests.unit.services.gateway.test_routes import PNG, PNG_URL
+from tests.unit.services.gateway.test_surface import CALLS, IN_PIECES
 from triptych.domain.chat import MediaPart, Message, TextPart, ToolCall, ToolChoice
 from triptych.domain.generation import ChatFinished, FieldsIgnored, TokenChunk, Usage
 from triptych.domain.media import Modality
@@ -126,6 +127,17 @@ async def test_events_describe_each_block_from_its_beginning_to_its_end(rest: Re
     assert [event["index"] for event in events if event["type"] == "content_block_stop"] == [0, 1, 2, 3]
     assert events[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
     assert events[-2]["usage"]["output_tokens"] == 3
+
+
+async def test_arguments_in_pieces_are_deltas_of_their_block(rest: Rest) -> None:
+    router = FakeRouter(IN_PIECES)
+    async with rest(router) as client:
+        events = MESSAGES.events((await client.post(PATH, json={**ASK, "stream": True})).text)
+    assert router.requests[0].streams_arguments
+    deltas = [event for event in events if event["type"] == "content_block_delta"]
+    pieces = [(event["index"], event["delta"]["partial_json"]) for event in deltas]
+    assert [piece for piece in pieces if piece[1]] == [(0, CALLS[0].arguments), (1, "{"), (1, "}")]
+    assert [event["index"] for event in events if event["type"] == "content_block_stop"] == [0, 1]
 
 
 async def test_the_tokens_of_a_prompt_are_counted(rest: Rest, router: FakeRouter) -> None:

@@ -12,7 +12,7 @@ from tests.unit.services.gateway.conftest import Rest
 from tests.unit.services.gateway.endpoints import RESPONSES
 from tests.unit.services.gateway.fakes import FINISH, HELLO, FakeRouter
 from tests.unit.services.gateway.test_routes import PNG, PNG_URL
-from tests.unit.services.gateway.test_surface import CALLING, LIKELY, key_file
+from tests.unit.services.gateway.test_surface import CALLING, CALLS, IN_PIECES, LIKELY, key_file
 from triptych.domain.chat import MediaPart, Message, TextPart, ToolCall, ToolChoice
 from triptych.domain.generation import ChoiceFinished, FieldsIgnored, FinishReason, Reasoned, TokenChunk
 from triptych.domain.media import Modality
@@ -144,6 +144,21 @@ async def test_events_are_numbered_and_describe_each_item_from_its_beginning_to_
         return [{name: value for name, value in item.items() if name != "id"} for item in items]
 
     assert shape(whole["output"]) == shape(output)
+
+
+async def test_arguments_in_pieces_are_deltas_of_their_call(rest: Rest) -> None:
+    router = FakeRouter(IN_PIECES)
+    async with rest(router) as client:
+        events = RESPONSES.events((await client.post(PATH, json={**ASK, "stream": True})).text)
+    assert router.requests[0].streams_arguments
+    deltas = [(event["output_index"], event["delta"]) for event in events if event["type"].endswith("arguments.delta")]
+    assert deltas == [(0, CALLS[0].arguments), (1, "{"), (1, "}")]
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert [(item["name"], item["arguments"], item["status"]) for item in done] == [
+        (CALLS[0].name, CALLS[0].arguments, "completed"),
+        (CALLS[1].name, "{}", "completed"),
+    ]
+    assert events[-1]["response"]["output"] == done
 
 
 async def test_an_answer_that_is_cut_off_is_incomplete(rest: Rest) -> None:

@@ -154,17 +154,18 @@ async def test_tool_calls_have_openais_format_and_empty_content_is_null(rest: Re
         assert (await client.post(CHAT, json=ASK)).json()["choices"][0]["message"]["content"] == "See:"
 
 
+IN_PIECES = (
+    TokenChunk((1,), ""),
+    ToolCallMade(CALLS[0], 0),
+    ToolCallMade(replace(CALLS[1], arguments=""), 1),
+    ToolArguments("{", 1),
+    ToolArguments("}", 1),
+    *CALLING[-2:],
+)
+
+
 async def test_tool_calls_are_streamed_with_their_arguments_in_pieces(rest: Rest) -> None:
-    router = FakeRouter(
-        (
-            TokenChunk((1,), ""),
-            ToolCallMade(CALLS[0], 0),
-            ToolCallMade(replace(CALLS[1], arguments=""), 1),
-            ToolArguments("{", 1),
-            ToolArguments("}", 1),
-            *CALLING[-2:],
-        )
-    )
+    router = FakeRouter(IN_PIECES)
     async with rest(router) as client:
         *chunks, done = events_of((await client.post(CHAT, json={**ASK, "stream": True})).text)
     told = [(chunk["choices"][0]["delta"], chunk["choices"][0]["finish_reason"]) for chunk in chunks]
