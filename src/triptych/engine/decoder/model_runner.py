@@ -130,6 +130,13 @@ def rotary_axes(decoder: Any) -> int:
     return len(sections[0]) if sections else 1
 
 
+def turns_long(config: Any) -> bool:
+    """Whether rotary frequencies depend on the length of the longest sequence in a pass, in any kind of layers."""
+    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    kinds = [rope, *(of_kind for of_kind in rope.values() if isinstance(of_kind, dict))]
+    return any(of_kind.get("rope_type") == "longrope" for of_kind in kinds)
+
+
 def best_tokens(logits: torch.Tensor) -> tuple[list[int], list[bool]]:
     """Find the best tokens of [n, vocabulary], float32: each row's argmax, and whether all its numbers are finite."""
     return argmax(logits), logits.sum(-1).isfinite().tolist()  # a sum is finite only if all are

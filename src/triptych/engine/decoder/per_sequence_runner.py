@@ -24,6 +24,7 @@ from triptych.engine.decoder.model_runner import (
     lora_rows,
     positions,
     splice,
+    turns_long,
 )
 from triptych.engine.families.adapters import DecoderAdapter, ForwardPart, UnprovenDecoderAdapter
 from triptych.engine.lora import LoraLayers
@@ -59,6 +60,8 @@ class PerSequenceModelRunner:
     @property
     def is_divisible(self) -> bool:
         """Whether a part of a prompt needs nothing that only the whole one has."""
+        if turns_long(self._decoder.config):
+            return False
         return not isinstance(self._adapter, UnprovenDecoderAdapter) or self._adapter.is_packable
 
     def cache_nbytes(self, prompt: Sequence[int]) -> tuple[int, int]:

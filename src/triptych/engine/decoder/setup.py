@@ -15,7 +15,7 @@ from triptych.engine import product_attention
 from triptych.engine.decoder.attention import PACKED_ATTENTION
 from triptych.engine.decoder.cuda_graphs import GraphOptions, PassGraphs, cuda_graph_capture
 from triptych.engine.decoder.kv_cache import KvCache
-from triptych.engine.decoder.model_runner import ForwardInput, ForwardOutput, ModelRunner, best_tokens
+from triptych.engine.decoder.model_runner import ForwardInput, ForwardOutput, ModelRunner, best_tokens, turns_long
 from triptych.engine.decoder.packed_runner import PackedModelRunner
 from triptych.engine.decoder.paged_attention import compile_kernels, has_paged_kernel, head_group
 from triptych.engine.decoder.per_sequence_runner import PerSequenceModelRunner
@@ -90,6 +90,8 @@ def build_runner(
 ) -> DecoderSetup:
     """Packed sequences for decoders with full and sliding attention, else one cache per sequence. Raises BadModel.
 
+    One cache also where a long sequence would change the frequencies of others in its pass.
+
     ``threads``: for fused layers, which compute float32 on a CPU where the decoder has the structure; None for layers as they are.
 
     ``placeholder_ids``: tokens that are in no prompt without items.
@@ -100,7 +102,7 @@ def build_runner(
     prompt = list(islice((token for token in count() if token not in placeholder_ids), _PROVEN_TOKENS))
     build_cached = partial(_cached, adapter, kv_cache_bytes, device, options, model_revision, prompt)
     build_packed = partial(_packed, adapter, kv_cache_bytes, device, options, model_revision, graphs, threads)
-    if not kinds <= _PACKED_LAYERS:
+    if not kinds <= _PACKED_LAYERS or turns_long(adapter.decoder.config):
         setup = build_cached()
     elif not isinstance(adapter, UnprovenDecoderAdapter):
         setup = build_packed()

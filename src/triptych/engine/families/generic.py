@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from triptych.domain.embedding import EMBEDS, DType, TensorSpec
 from triptych.domain.media import Modality
 from triptych.engine.checkpoint import Checkpoint
-from triptych.engine.decoder.model_runner import rotary_axes
+from triptych.engine.decoder.model_runner import rotary_axes, turns_long
 from triptych.engine.families.adapters import (
     Features,
     ForwardPart,
@@ -427,7 +427,7 @@ class GenericDecoder:
         """Arguments of the language model that depend on token ids, beside embeddings."""
         self._extras: dict[str, DType] = {}
         """Data types of tensors beside rows that items may have, by name."""
-        self._is_packable = self._leaves_masks(self._processor) and not self._by_token and not _turns_long(model.config)
+        self._is_packable = self._leaves_masks(self._processor) and not self._by_token and not turns_long(model.config)
 
     @property
     def decoder(self) -> PreTrainedModel:
@@ -657,12 +657,6 @@ def _positions(given: torch.Tensor | None, length: int, axes: int) -> torch.Tens
     if (positions == torch.arange(length)).all():
         return None
     return positions
-
-
-def _turns_long(config: Any) -> bool:
-    """Whether rotary frequencies depend on the length of the longest sequence in a pass."""
-    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
-    return rope.get("rope_type") == "longrope"
 
 
 def _without_plain_mask(called: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 
 from triptych.domain.embedding import EMBEDS, TensorSpec
 from triptych.engine.checkpoint import Checkpoint
+from triptych.engine.decoder.model_runner import turns_long
 from triptych.engine.families.adapters import ForwardPart, PlacedItem, PromptPlan, embedding_rows
 from triptych.engine.tensors import domain_dtype
 from triptych.engine.weight_loading import base_of, language_model_name
@@ -17,6 +18,7 @@ class PlainDecoder:
     def __init__(self, model: PreTrainedModel, checkpoint: Checkpoint) -> None:
         self._model: Any = model
         self._hidden_size = checkpoint.family.hidden_size
+        self._turns_long = turns_long(self.decoder.config)
 
     @property
     def decoder(self) -> PreTrainedModel:
@@ -27,8 +29,8 @@ class PlainDecoder:
     def accepts(self, tokens: int, tensors: Sequence[TensorSpec]) -> bool:
         return tuple(tensors) == (TensorSpec(EMBEDS, domain_dtype(self._model.dtype), (tokens, self._hidden_size)),)
 
-    def plan(self, token_ids: Sequence[int], items: Sequence[PlacedItem]) -> PromptPlan:  # noqa: ARG002
-        return PromptPlan(rows=embedding_rows(items))
+    def plan(self, token_ids: Sequence[int], items: Sequence[PlacedItem]) -> PromptPlan:
+        return PromptPlan(rows=embedding_rows(items), indivisible=len(token_ids) if self._turns_long else 0)
 
     @property
     def looks_ahead(self) -> bool:

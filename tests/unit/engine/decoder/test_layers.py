@@ -29,6 +29,8 @@ from triptych.families.base import Span
 from triptych.families.model_files import BadModel
 
 WINDOW = 12
+TURN = 22
+"""Positions beyond which rotary frequencies are others: between the lengths of prompts with and without images."""
 DECODERS: dict[str, Any] = {
     "every layer": lambda: text_config(transformers.MistralConfig, sliding_window=WINDOW),
     "some layers": lambda: text_config(
@@ -43,6 +45,17 @@ DECODERS: dict[str, Any] = {
         conv_L_cache=3,
         block_auto_adjust_ff_dim=False,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+    ),
+    "long frequencies": lambda: text_config(
+        transformers.Phi3Config,
+        original_max_position_embeddings=TURN,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "original_max_position_embeddings": TURN,
+            "short_factor": [1.0] * 8,
+            "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 16.0],
+        },
     ),
 }
 
@@ -85,6 +98,23 @@ def test_preempted_sequences_give_the_same_answers(directory: Path) -> None:
     assert engine.preemptions
     assert bool(engine.kv_copies.back) == isinstance(engine._runner, PackedModelRunner)
     assert engine.kv_copies.held_bytes == 0
+
+
+@pytest.mark.slow
+def test_what_is_recomputed_of_an_answer_has_the_frequencies_that_it_began_with(tmp_path: Path) -> None:
+    """Those of its prompt, also where the answer goes beyond the turn."""
+    directory = make_model(tmp_path, text=DECODERS["long frequencies"]())
+    reference = Reference(directory)
+    encoder = encoder_engine(directory)
+    questions = {f"r{seed}": random_question(random.Random(seed), 0) for seed in range(6)}
+    size = text_engine(directory).kv_tokens
+    engine = text_engine(directory, kv_cache_bytes=(4 << 20) * 90 // size, kv=KvOptions(4))
+    for name, question in questions.items():
+        engine.add(engine_request(name, question, reference, encoder, greedy(24, ignore_eos=True)))
+    assert run(engine) == {
+        name: reference.answer(question, 24, ignore_eos=True) for name, question in questions.items()
+    }
+    assert engine.preemptions
 
 
 def test_state_outside_of_blocks_is_not_copied_to_host_memory(tmp_path: Path) -> None:
