@@ -68,13 +68,37 @@ def test_a_family_that_cannot_be_loaded_is_refused_as_a_model(tmp_path: Path, mo
         written_family(ModelFiles.load(tmp_path))
 
 
+@pytest.mark.parametrize("value", ["3", "0", "type('Newest', (), {})"])
+def test_a_plugin_that_is_no_family_is_refused_as_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    module = f"no_family_{value[0]}"
+    points = {"triptych.families": {"newest": f"{module}:Newest"}}
+    offer(tmp_path / "packages", monkeypatch, module, f"Newest = {value}", points)
+    (tmp_path / "config.json").write_text('{"model_type": "newest"}')
+    with pytest.raises(BadModel, match="'newest' of a plug-in is no family, but"):
+        written_family(ModelFiles.load(tmp_path))
+
+
 async def test_a_transport_is_started_where_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     offer(tmp_path, monkeypatch, "carrying", TRANSPORT, {"triptych.transports": {"pigeon": "carrying:start"}})
     transports = await started("pigeon")
     assert transports.backends == ("tcp",)
     await transports.close()
-    with pytest.raises(ValueError, match="no transport 'raven'"):
+    with pytest.raises(ValueError, match=r"no transport 'raven' .* only shm, nixl, tcp, pigeon$"):
         await started("raven")
+
+
+async def test_a_transport_within_a_process_cannot_be_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    offer(tmp_path, monkeypatch, "taking", TRANSPORT, {"triptych.transports": {"memory": "taking:start"}})
+    with pytest.raises(ValueError, match=r"no transport 'memory' .* only shm, nixl, tcp$"):
+        await started("memory")
+
+
+async def test_a_plugin_that_starts_no_transport_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    offer(tmp_path, monkeypatch, "resting", "start = 3", {"triptych.transports": {"dodo": "resting:start"}})
+    with pytest.raises(ValueError, match="'dodo' of a plug-in is no function that starts one, but 3"):
+        await started("dodo")
 
 
 async def started(name: str) -> TransportSet:

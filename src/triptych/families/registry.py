@@ -67,10 +67,15 @@ def load_family(files: ModelFiles, process: StartProcessing) -> Family:
 
 def _family_class(model_type: str) -> type[WrittenFamily] | None:
     """Raises BadModel for a plug-in that cannot be used."""
+    if model_type in FAMILIES:
+        return FAMILIES[model_type]
     try:
-        return FAMILIES.get(model_type) or cast("type[WrittenFamily] | None", plugin(PLUGINS, model_type))
+        family = plugin(PLUGINS, model_type)
     except BadPlugin as error:
         raise BadModel(str(error)) from error
+    if family is not None and not callable(getattr(family, "load", None)):
+        raise BadModel(f"{model_type!r} of a plug-in is no family, but {family!r}")
+    return cast("type[WrittenFamily] | None", family)
 
 
 def _unknown(files: ModelFiles) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 
 from triptych.domain.embedding import LeaseId
-from triptych.plugins import plugin
+from triptych.plugins import plugin, plugin_names
 from triptych.policy.transport import NIXL, SHM, TCP, TRANSPORTS, UNRANKED
 from triptych.ports import Arena, LeaseCheck, Transport
 from triptych.runtime.tls import TlsIdentity
@@ -20,6 +20,8 @@ from triptych.transport.tcp_holder import OnFailure, TcpLimits
 from triptych.transport.transport_set import TransportSet
 
 logger = logging.getLogger(__name__)
+
+_PLUGINS = "triptych.transports"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +122,14 @@ async def start_transports(
 
 
 def _starter(name: str) -> Starter:
-    """How to start a transport, here or in a plug-in. Raises ValueError for an unknown name."""
-    starter = STARTERS.get(name) or plugin("triptych.transports", name)
+    """How to start a transport, here or in a plug-in. Raises ValueError for a name that none between processes has."""
+    starter = STARTERS.get(name) if name in TRANSPORTS else plugin(_PLUGINS, name)
     if callable(starter):
         return starter
-    raise ValueError(f"there is no transport {name!r} between processes, only {', '.join(STARTERS)}")
+    if starter is not None:
+        raise ValueError(f"transport {name!r} of a plug-in is no function that starts one, but {starter!r}")
+    offered = (other for other in plugin_names(_PLUGINS) if other not in TRANSPORTS)
+    raise ValueError(f"there is no transport {name!r} between processes, only {', '.join((*STARTERS, *offered))}")
 
 
 def nobody_reads(lease_id: LeaseId, offset: int, nbytes: int) -> bool:
