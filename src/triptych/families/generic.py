@@ -129,8 +129,7 @@ class GenericFamily:
     def together(self, infos: Sequence[MediaInfo]) -> tuple[MediaInfo, ...]:
         """``families.base.RequestDependent``: an item's place among those of its modality, and images beside it, where they matter."""
         if self.model_type in BESIDE_IMAGES and any(info.modality is Modality.IMAGE for info in infos):
-            beside = ((_BESIDE, ""),)
-            infos = [replace(info, options=beside) if info.modality is Modality.AUDIO else info for info in infos]
+            infos = [_with_option(info, _BESIDE) if info.modality is Modality.AUDIO else info for info in infos]
         if not self.facts.numbered:
             return tuple(infos)
         places: Counter[Modality] = Counter()
@@ -139,7 +138,7 @@ class GenericFamily:
             place = places[info.modality]
             places[info.modality] += 1
             numbered = info.modality in self.facts.numbered and place
-            placed.append(replace(info, options=((_PLACE, str(place)),)) if numbered else info)
+            placed.append(_with_option(info, _PLACE, str(place)) if numbered else info)
         return tuple(placed)
 
     def prompt_replacement(self, info: MediaInfo) -> PromptReplacement:
@@ -169,8 +168,9 @@ class GenericFamily:
         return BlankItem(info.modality, info.width, info.height, place=place)
 
     def is_beside_images(self, info: MediaInfo) -> bool:
-        """Whether a clip is encoded as in requests with images, which matters."""
-        return _BESIDE in dict(info.options)
+        """Whether an item is a clip that the model encodes as in requests with images, where that matters."""
+        is_clip = info.modality is Modality.AUDIO
+        return is_clip and self.model_type in BESIDE_IMAGES and _BESIDE in dict(info.options)
 
     def sampled_frames(self, info: MediaInfo) -> tuple[int, ...]:
         """``families.base.SamplesFrames``, of a video."""
@@ -181,6 +181,10 @@ class GenericFamily:
 
     def _process(self, blank: BlankItem) -> Processed:
         return self.processing.processed(blank)
+
+
+def _with_option(info: MediaInfo, name: str, value: str = "") -> MediaInfo:
+    return replace(info, options=(*info.options, (name, value)))
 
 
 StartProcessing = Callable[[ModelFiles], ItemProcessing]

@@ -31,6 +31,7 @@ FACTS = ModelFacts(
     frozenset({Modality.IMAGE}),
     "<s>",
 )
+CLIP = MediaInfo(Modality.AUDIO, "wav", 0, 0, 1, bytes(32), samples=24_000, sample_rate_hz=48_000)
 
 
 class KnownProcessing:
@@ -69,8 +70,7 @@ def test_an_item_is_counted_by_the_processor_once_for_each_size() -> None:
 
 
 def test_audio_is_counted_at_the_rate_of_the_model() -> None:
-    clip = MediaInfo(Modality.AUDIO, "wav", 0, 0, 1, bytes(32), samples=24_000, sample_rate_hz=48_000)
-    assert count_tokens(GenericFamily(KnownProcessing()), clip) == 5
+    assert count_tokens(GenericFamily(KnownProcessing()), CLIP) == 5
 
 
 def test_an_item_is_rows_for_its_placeholders_and_for_layers_and_what_positions_need() -> None:
@@ -97,6 +97,28 @@ def test_items_whose_place_matters_know_it() -> None:
     assert [family.prompt_replacement(info)[0] for info in infos] == ["0:", "1:", "2:"]
     assert infos[0] == image(), "the first one is what it is alone"
     assert infos[1] != infos[2], "their embeddings are others"
+
+
+def test_an_item_keeps_its_other_options_beside_those_of_its_request() -> None:
+    processing = KnownProcessing()
+    processing.facts = replace(FACTS, model_type="phi4_multimodal", numbered=frozenset({Modality.AUDIO}))
+    family = GenericFamily(processing)
+    clip = replace(CLIP, options=(("lora", "digest"),))
+    first, second, picture = family.together([clip, clip, image()])
+    assert [dict(info.options) for info in (first, second, picture)] == [
+        {"lora": "digest", "beside_images": ""},
+        {"lora": "digest", "beside_images": "", "place": "1"},
+        {},
+    ]
+    assert family.is_beside_images(second)
+    assert family.blank(second).place == 1
+
+
+@pytest.mark.parametrize(("model_type", "item"), [("next_vl", CLIP), ("phi4_multimodal", image())])
+def test_only_clips_of_models_that_it_matters_to_are_encoded_as_beside_images(model_type: str, item: MediaInfo) -> None:
+    processing = KnownProcessing()
+    processing.facts = replace(FACTS, model_type=model_type)
+    assert not GenericFamily(processing).is_beside_images(replace(item, options=(("beside_images", ""),)))
 
 
 def test_what_the_processor_or_the_model_does_not_take_is_refused() -> None:
