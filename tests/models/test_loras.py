@@ -9,7 +9,7 @@ import pytest
 import transformers
 from torch import nn
 
-from tests.integration.families.harness import Case, encode_here, finish
+from tests.integration.families.harness import Case, encode_here, finish, renamed
 from tests.models.conftest import made
 from tests.models.test_parity import ANSWER_TOKENS, clear_question
 from tests.unit.engine.loras import make_lora, merge
@@ -41,8 +41,12 @@ def test_an_adapter_of_the_layers_of_a_model_without_a_language_model_apart_is_a
     engine = case.engine()
     files = engine.loras.read(lora)
     engine.loras.add(files)
-    engine.add(replace(case.request("adapted", question, ANSWER_TOKENS), lora=files.digest))
-    assert finish(engine)["adapted"] == merged.answer(question, ANSWER_TOKENS)
+    request = case.request("plain", question, ANSWER_TOKENS)
+    engine.add(request)
+    engine.add(replace(renamed(request, "adapted"), lora=files.digest))
+    answers = finish(engine)
+    assert answers["adapted"] == merged.answer(question, ANSWER_TOKENS)
+    assert answers["adapted"] != answers["plain"]
 
 
 def test_an_adapter_of_a_projector_that_embeds_tokens_too_is_refused(tmp_path: Path) -> None:
