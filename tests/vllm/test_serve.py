@@ -261,7 +261,8 @@ async def still_answers(served: Served, known: Known) -> None:
 def assert_unavailable(response: httpx.Response) -> None:
     assert response.status_code == httpx.codes.SERVICE_UNAVAILABLE, response.text
     assert response.json()["error"]["type"] == "ServiceUnavailableError"
-    assert "resolve its items and send it again" in response.json()["error"]["message"]
+    assert "retry-after" not in response.headers
+    assert "resolve them and send it again" in response.json()["error"]["message"]
 
 
 async def no_leases(served: Served) -> None:

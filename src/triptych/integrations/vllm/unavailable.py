@@ -1,6 +1,8 @@
 """Middleware of a vLLM that runs by itself: requests whose items cannot be had are answered 503, not 500.
 
-vLLM ends such a request alone, and says no more of it than that generation failed. All that ends one so may be tried again.
+vLLM ends such a request alone, and says no more of it than that generation failed. Some that end so fail whenever they are sent:
+a response format that does not compile, an item of another size than its prompt has room for, or of another model or data type. So
+no time for a retry is given.
 """
 
 import json
@@ -16,13 +18,11 @@ _FAILED, _UNAVAILABLE = 500, 503
 _GENERATION_FAILED = "Internal server error"
 """VLLM's message for a request that has failed alone; failures of its engine have others."""
 _ERROR = {
-    "error": {
-        "message": "the request failed alone, such as for an item whose embedding cannot be had: resolve its items and send it again",
-        "type": "ServiceUnavailableError",
-        "param": None,
-        "code": _UNAVAILABLE,
-    }
+    "message": "the request failed alone; the server's log has the reason. If it has items, resolve them and send it again",
+    "type": "ServiceUnavailableError",
+    "code": _UNAVAILABLE,
 }
+"""Fields of the answer's error: Anthropic's has no code."""
 
 
 class Unavailable:
@@ -51,18 +51,17 @@ class Unavailable:
 
 
 def _answer(failure: list[Message]) -> list[Message]:
-    """What is sent in place of a failure: itself, if it is not that of one request alone."""
+    """What is sent in place of a failure: itself, if it is not that of one request alone; else the same with another error."""
     start, *parts = failure
     try:
-        message = json.loads(b"".join(part.get("body", b"") for part in parts))["error"]["message"]
+        answer = json.loads(b"".join(part.get("body", b"") for part in parts))
+        message = answer["error"]["message"]
     except (ValueError, LookupError, TypeError):
         return failure
     if message != _GENERATION_FAILED:
         return failure
-    body = json.dumps(_ERROR).encode()
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-        (b"retry-after", b"1"),
-    ]
+    answer["error"] |= {name: value for name, value in _ERROR.items() if name in answer["error"]}
+    body = json.dumps(answer).encode()
+    headers = [(name, value) for name, value in start.get("headers", ()) if name.lower() != b"content-length"]
+    headers.append((b"content-length", str(len(body)).encode()))
     return [{**start, "status": _UNAVAILABLE, "headers": headers}, {"type": "http.response.body", "body": body}]

@@ -14,7 +14,8 @@ def answer(status: int, *bodies: bytes) -> list[Message]:
         {"type": "http.response.body", "body": body, "more_body": number < len(bodies)}
         for number, body in enumerate(bodies, 1)
     ]
-    return [{"type": "http.response.start", "status": status, "headers": [(b"x", b"y")]}, *parts]
+    headers = [(b"x-request-id", b"7"), (b"Content-Length", b"1")]
+    return [{"type": "http.response.start", "status": status, "headers": headers}, *parts]
 
 
 async def sent(messages: Sequence[Message]) -> list[Message]:
@@ -39,8 +40,19 @@ async def test_a_request_that_failed_alone_can_be_sent_again() -> None:
     for bodies in ((whole,), (whole[:9], whole[9:])):
         start, body = await sent(answer(500, *bodies))
         assert start["status"] == 503
-        assert (b"content-length", str(len(body["body"])).encode()) in start["headers"]
-        assert json.loads(body["body"])["error"]["code"] == 503
+        assert start["headers"] == [(b"x-request-id", b"7"), (b"content-length", str(len(body["body"])).encode())]
+        error = json.loads(body["body"])["error"]
+        assert error["code"] == 503
+        assert "resolve them and send it again" in error["message"]
+
+
+async def test_the_answer_keeps_the_form_of_its_api() -> None:
+    error = {"type": "InternalServerError", "message": "Internal server error"}
+    _, body = await sent(answer(500, json.dumps({"type": "error", "error": error}).encode()))
+    found = json.loads(body["body"])
+    assert found["type"] == "error"
+    assert found["error"].keys() == error.keys()
+    assert found["error"]["type"] == "ServiceUnavailableError"
 
 
 @pytest.mark.parametrize(
