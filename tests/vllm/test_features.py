@@ -195,6 +195,21 @@ def test_other_models_are_refused_with_the_reason(model_type: str, architecture:
         check_served(model_type, architecture)
 
 
+@pytest.mark.parametrize(
+    ("model_type", "architecture", "warns"),
+    [
+        ("lfm2_vl", "Lfm2VlForConditionalGeneration", True),
+        ("gemma3", "Gemma3ForConditionalGeneration", False),
+        ("cohere_compass", "CohereCompassForConditionalGeneration", False),
+    ],
+)
+def test_a_model_that_is_not_tested_is_served_with_a_warning(
+    model_type: str, architecture: str, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    check_served(model_type, architecture)
+    assert (f"engine vllm is not tested with model_type '{model_type}'" in caplog.text) == warns
+
+
 def test_a_vllm_that_runs_by_itself_pulls_items_of_tested_families_only() -> None:
     check_pulled(checkpoint().family)
     family: Any = SimpleNamespace(model_type="gemma3")

@@ -1,5 +1,6 @@
 """The models that engines of vLLM serve: any of vLLM's registry, but for those that are known to differ."""
 
+import logging
 from collections.abc import Callable, Mapping
 
 from vllm.model_executor.models.registry import ModelRegistry
@@ -10,7 +11,9 @@ from triptych.engine.families.qwen_vl import QwenEncoder
 from triptych.engine.families.tiles import TileEncoder
 from triptych.families.base import Family
 from triptych.families.model_files import BadModel
-from triptych.integrations.vllm.release import SUPPORTED
+from triptych.integrations.vllm.release import MODEL_TYPES, SUPPORTED
+
+logger = logging.getLogger(__name__)
 
 _REFUSED: Mapping[str, str] = {
     "cohere2_vision": "its answers differed from those of transformers",
@@ -41,15 +44,22 @@ _PREPARED: Mapping[str, Callable[[ImageEncoder, Checkpoint], EncoderAdapter]] = 
 """Types whose items Triptych prepares: their videos, and shards of those. vLLM's own processor prepares all others."""
 _PULLED = frozenset({"llava", "qwen2_5_vl", "qwen3_vl"})
 """Types whose items a vLLM that runs by itself may pull."""
+_COMPARED = MODEL_TYPES | {"cohere_compass"}
+"""Types whose answers have been compared with those of another engine (docs/vllm.md)."""
 
 
 def check_served(model_type: str, architecture: str) -> None:
-    """Raises BadModel for a model that is not served. ``architecture`` is the class that saved the weights."""
+    """Warn of a model that is not tested. Raises BadModel for one that is not served.
+
+    ``architecture`` is the class that saved the weights.
+    """
     reason = _REFUSED.get(model_type)
     if reason is None and architecture not in ModelRegistry.get_supported_archs():
         reason = f"vLLM {SUPPORTED} has no model {architecture}"
     if reason is not None:
         raise BadModel(f"engine vllm does not serve model_type {model_type!r}: {reason}")
+    if model_type not in _COMPARED:
+        logger.warning("engine vllm is not tested with model_type %r: compare answers first", model_type)
 
 
 def check_pulled(family: Family) -> None:
