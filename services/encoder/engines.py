@@ -44,6 +44,8 @@ class _Engine:
     identity: ProfileIdentity
     close: Callable[[], None] | None = None
     """Ends what the engine has started, in the thread that loaded it."""
+    prepare_cores: int | None = None
+    """Items that it preprocesses at the same time; None: one by each thread."""
 
 
 @asynccontextmanager
@@ -75,7 +77,7 @@ async def loaded(
         files = await prepare.run(_files, settings)
         yield (
             settings.model_copy(update={"batches": batches}),
-            LoadedEncoder(found.engine, found.identity, compute, prepare, threads, files),
+            LoadedEncoder(found.engine, found.identity, compute, prepare, threads, files, found.prepare_cores),
         )
 
 
@@ -146,4 +148,4 @@ def _load_vllm(settings: EncoderSettings, checkpoint: Checkpoint, model_id: str,
         compute=settings.compute,
         decoding=decoding,
     )
-    return _Engine(engine, checkpoint.family, engine.identity, engine.close)
+    return _Engine(engine, checkpoint.family, engine.identity, engine.close, engine.prepare_cores)

@@ -52,6 +52,8 @@ class LoadedEncoder(Generic[PreparedT]):
     prepare_threads: int
     files: EmbeddingFiles | None = None
     """Where embeddings are kept longer than in the arena."""
+    prepare_cores: int | None = None
+    """Items that are preprocessed at the same time; None: one by each thread."""
 
 
 class EncoderService(Generic[PreparedT]):
@@ -75,7 +77,11 @@ class EncoderService(Generic[PreparedT]):
         """
         self._states = states
         self._record = record
-        self._part = ServedPart(loaded.identity, settings.batches.max_batch_items, prepare_cores=loaded.prepare_threads)
+        self._part = ServedPart(
+            loaded.identity,
+            settings.batches.max_batch_items,
+            prepare_cores=loaded.prepare_cores or loaded.prepare_threads,
+        )
         self._files = files
         self._engine = loaded.engine
         self._store = store

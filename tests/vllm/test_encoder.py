@@ -21,19 +21,21 @@ from triptych.engine.checkpoint import Checkpoint, open_checkpoint
 from triptych.engine.compute import ComputeOptions
 from triptych.engine.encoder import AdapterEncoderEngine, TransformersEncoderEngine
 from triptych.engine.families.here import process_here
+from triptych.engine.media.item import LocalItem
 from triptych.engine.tensors import from_bytes
+from triptych.errors import Cancelled, InvalidMedia
 from triptych.families.base import units_of
 from triptych.families.model_files import BadModel
 from triptych.integrations.vllm.encoder import VllmEncoderEngine
 from triptych.integrations.vllm.families import NOT_ENCODED, encoder_adapter
-from triptych.integrations.vllm.item_encoder import ItemEncoder
+from triptych.integrations.vllm.item_encoder import ItemEncoder, tensors_of
 from triptych.policy.sharding import shards_of
 from triptych.runtime.process import CannotStart
 
 pytestmark = pytest.mark.timeout(300)
 
 CLOSE = 1e-4
-"""Of an embedding's largest value."""
+"""Absolute for ``MODELS``; of an embedding's largest value for the others."""
 ENCODED: Mapping[str, ServedModel] = {**MODELS, **{name: TINIES[name] for name in TINIES if name not in NOT_ENCODED}}
 DTYPES = {DType.F32: np.float32, DType.I32: np.int32}
 SEEDS = 6
@@ -57,7 +59,7 @@ class Pair:
         for encoded, other in zip(found, expected, strict=True):
             assert [tensor.spec for tensor in encoded] == [tensor.spec for tensor in other]
             for values, reference in zip(map(_values, encoded), map(_values, other), strict=True):
-                largest = max(1.0, float(np.abs(reference).max()))
+                largest = 1.0 if self.name in MODELS else max(1.0, float(np.abs(reference).max()))
                 np.testing.assert_allclose(values, reference, rtol=CLOSE, atol=CLOSE * largest)
 
     @staticmethod
@@ -65,6 +67,16 @@ class Pair:
         engine: AdapterEncoderEngine, items: Sequence[Item], shards: Sequence[Shard | None]
     ) -> list[tuple[Tensor, ...]]:
         return engine.encode([engine.prepare(item.media, item.info, shard) for item in items for shard in shards])
+
+
+class Unwanted(LocalItem):
+    stopped = True
+
+
+def item_encoder(pair: Pair) -> ItemEncoder:
+    if not isinstance(pair.vllm._adapter, ItemEncoder):
+        pytest.skip("Triptych prepares this model's items")
+    return pair.vllm._adapter
 
 
 def _values(tensor: Tensor) -> np.ndarray[Any, np.dtype[Any]]:
@@ -128,6 +140,64 @@ def test_shards_of_images_have_their_rows(pair: Pair) -> None:
     pair.assert_equal([image], shards_of(units, 2))
 
 
+def test_passes_of_shards_encode_no_more_rows_than_they_keep(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter = item_encoder(pair)
+    (image, *_) = items_of(ENCODED[pair.name].question(KINDS["mixed"], 0))
+    units = units_of(pair.checkpoint.family, image.info)
+    if len(units) == 1:
+        pytest.skip("this model cuts no images")
+    encode, rows = adapter._model.embed_multimodal, []
+
+    def counted(**arguments: Any) -> Any:
+        embedded = encode(**arguments)
+        rows.append(sum(map(len, embedded)))
+        return embedded
+
+    monkeypatch.setattr(adapter._model, "embed_multimodal", counted)
+    pair.assert_equal([image], shards_of(units, 2))
+    assert rows == [sum(units)] * 2
+    rows.clear()
+    pair.assert_equal([image, image])
+    assert rows == [2 * sum(units)], "whole items are one pass"
+
+
+def test_an_item_that_vllms_processor_refuses_is_invalid(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter = item_encoder(pair)
+    (item, *_) = items_of(ENCODED[pair.name].question(KINDS["one"], 0))
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("an odd size")
+
+    monkeypatch.setattr(adapter._processor.info, "parse_mm_data", refuse)
+    with pytest.raises(InvalidMedia, match="cannot be processed"):
+        pair.vllm.prepare(item.media, item.info)
+
+
+def test_an_item_that_nobody_waits_for_is_not_prepared(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter = item_encoder(pair)
+    (item, *_) = items_of(ENCODED[pair.name].question(KINDS["one"], 0))
+    monkeypatch.setattr(adapter, "_processor", None)
+    with pytest.raises(Cancelled):
+        adapter.prepare(Unwanted(item.media, item.info))
+
+
+def test_videos_that_vllm_samples_otherwise_are_refused_with_the_reason(pair: Pair) -> None:
+    adapter = item_encoder(pair)
+    clip = video(random.Random(0))
+    with pytest.raises(InvalidMedia, match="which samples other frames"):
+        adapter.prepare(LocalItem(clip.media, clip.info))
+
+
+def test_cores_that_prepare_are_those_of_the_processor(pair: Pair) -> None:
+    assert pair.vllm.prepare_cores == (1 if isinstance(pair.vllm._adapter, ItemEncoder) else None)
+
+
+def test_tensors_in_lists_are_part_of_an_item() -> None:
+    first, second, third = (torch.full((1,), float(number)) for number in range(3))
+    found = tensors_of({"pixels": [first, (second,)], "grid": third, "count": 2})
+    assert found == {"pixels.0": first, "pixels.1.0": second, "grid": third}
+
+
 def test_preparation_is_that_of_triptychs_own_engine(pair: Pair) -> None:
     if isinstance(pair.vllm._adapter, ItemEncoder):
         pytest.skip("vLLM's own processor prepares this model's items")
@@ -138,6 +208,7 @@ def test_preparation_is_that_of_triptychs_own_engine(pair: Pair) -> None:
 def test_an_embedding_of_one_engine_is_never_taken_for_the_others(pair: Pair) -> None:
     assert pair.vllm.version != pair.own.version
     assert "vllm/0.32.0" in pair.vllm.version
+    assert " torchvision/" in pair.vllm.version
     assert pair.vllm.version.endswith("device/cpu")
     assert "vllm/0.32.0" in pair.vllm.identity.software
 

@@ -185,12 +185,13 @@ async def encoder_instance(
     epoch: int = 1,
     settle: bool = True,
     files: EmbeddingFiles | None = None,
+    prepare_cores: int | None = None,
     **settings: Any,
 ) -> AsyncIterator[EncoderInstance]:
     """Checks at the end that nothing leaked. ``settings``: as ``encoder_settings``."""
     counts, world = FilesCount(), virtual_world(instance_id, epoch)
     engine = engine or FakeEncoderEngine(tokens_of=lambda info: 2 * info.width)
-    loaded = loaded_encoder(engine, files=files)
+    loaded = replace(loaded_encoder(engine, files=files), prepare_cores=prepare_cores)
     plane = DamagingDataPlane(network or MemoryNetwork(), _nobody)
     async with encoders.build(encoder_settings(**settings), world, plane, loaded, record=counts) as built:
         instance = EncoderInstance(built.service, engine, built.store, world.scope, files=counts)

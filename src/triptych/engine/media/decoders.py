@@ -243,6 +243,10 @@ class _Item:
     info: MediaInfo
     stop: StopSignal | None
 
+    @property
+    def stopped(self) -> bool:
+        return self.stop is not None and self.stop.stopped
+
     def pixels(self) -> Pixels:
         pixels = np.empty((self.info.height, self.info.width, 3), dtype=np.uint8)
         with self._request() as decoder:
@@ -280,7 +284,7 @@ class _Item:
     def _blame(self, decoder: _Decoder) -> NoReturn:
         """Raise the error for a dead process: the item's fault, unless it was stopped, killed or never started."""
         status = decoder.end()
-        if self.stop is not None and self.stop.stopped:
+        if self.stopped:
             raise Cancelled("nobody waits for the item any more") from None
         if not decoder.started:
             raise EngineFailure(f"a decoder process does not start: status {status}") from None

@@ -17,6 +17,11 @@ class MediaItem(Protocol):
     @property
     def info(self) -> MediaInfo: ...
 
+    @property
+    def stopped(self) -> bool:
+        """Whether nobody waits for the item any more."""
+        ...
+
     def pixels(self) -> Pixels:
         """Pixels of an image, as ``images.decode_image`` returns them."""
         ...
@@ -44,6 +49,10 @@ class LocalItem:
 
     media: bytes
     info: MediaInfo
+
+    @property
+    def stopped(self) -> bool:
+        return False
 
     def pixels(self) -> Pixels:
         return decode_image(self.media, self.info)

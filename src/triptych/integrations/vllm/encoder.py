@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -61,6 +62,8 @@ class VllmEncoderEngine(AdapterEncoderEngine):
                 if adapter is None
                 else adapter(_VllmImageEncoder(model, dtype, checkpoint.family.hidden_size), checkpoint)
             )
+        self.prepare_cores = 1 if adapter is None else None
+        """Items that are preprocessed at the same time; None: as many as there are threads."""
         super().__init__(
             checkpoint,
             made,
@@ -68,7 +71,7 @@ class VllmEncoderEngine(AdapterEncoderEngine):
             model_id=model_id,
             dtype=DTYPES[compute.dtype],
             decoding=decoding,
-            software={"vllm": SUPPORTED, **values},
+            software={"vllm": SUPPORTED, "torchvision": version("torchvision"), **values},
         )
 
     def close(self) -> None:

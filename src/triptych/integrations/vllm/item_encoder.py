@@ -1,7 +1,7 @@
 """Encoders of any model of vLLM's registry: what vLLM's processor makes of an item is what its model encodes."""
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,8 +20,10 @@ from triptych.engine.families.item_media import blank_medium
 from triptych.engine.families.item_processor import extras
 from triptych.engine.media.item import MediaItem
 from triptych.engine.tensors import TORCH_DTYPES
+from triptych.errors import Cancelled, InvalidMedia
 from triptych.families.base import filled, units_of
 from triptych.families.generic import GenericFamily
+from triptych.policy.queueing import batch_length
 
 _ROWS = (EMBEDS, "deepstack")
 """How names of tensors begin that have a row per placeholder."""
@@ -34,7 +36,7 @@ class _ItemFeatures(dict[str, torch.Tensor]):
         self, modality: Modality, item: MultiModalKwargsItem, rows: int, beside: Sequence[torch.Tensor]
     ) -> None:
         """``rows`` is the item's number of placeholders; ``beside`` are the tensors that follow the rows."""
-        super().__init__({name: value for name, value in item.get_data().items() if isinstance(value, torch.Tensor)})
+        super().__init__(tensors_of(item.get_data()))
         self.modality, self.item = modality, item
         self.rows, self.beside = rows, tuple(beside)
         self.kept = slice(0, rows)
@@ -66,9 +68,14 @@ class ItemEncoder:
         modality, media = item.info.modality, self._medium(item)
         target = list(self._family.replacement_targets[modality])
         with self._lock:
-            items = self._processor.info.parse_mm_data({modality.value: [media]}, validate=False)
-            made = self._processor(target, items)
-        (encoded,), (place,) = made["mm_kwargs"][modality.value], made["mm_placeholders"][modality.value]
+            if item.stopped:
+                raise Cancelled("nobody waits for the item any more")
+            try:
+                items = self._processor.info.parse_mm_data({modality.value: [media]}, validate=False)
+                made = self._processor(target, items)
+                (encoded,), (place,) = made["mm_kwargs"][modality.value], made["mm_placeholders"][modality.value]
+            except Exception as error:
+                raise ValueError("vLLM's processor refuses the item") from error
         specs = self._family.outputs(item.info, DType.F32)
         rows = filled(self._family.prompt_replacement(item.info))
         if (found := place.get_num_embeds()) != rows:
@@ -90,7 +97,7 @@ class ItemEncoder:
         if item.info.modality is Modality.AUDIO:
             rate = int(self._family.sample_rate_hz)  # type: ignore[attr-defined]  # families of audio have one
             return item.samples(rate), rate
-        raise ValueError("videos of this model are not encoded by vLLM, which samples other frames")
+        raise InvalidMedia("videos of this model are not encoded by engine vllm, which samples other frames")
 
     def _beside(self, item: MediaItem, made: MultiModalKwargsItem, specs: Sequence[TensorSpec]) -> list[torch.Tensor]:
         """The item's small tensors, from vLLM's processor, or from transformers' for a blank item of its size."""
@@ -104,13 +111,17 @@ class ItemEncoder:
         return [known[spec.name].reshape(spec.shape).to(TORCH_DTYPES[spec.dtype]) for spec in specs]
 
     def encode(self, batch: Sequence[Features]) -> list[tuple[torch.Tensor, ...]]:
-        """Encode items as vLLM would together. Raises RuntimeError, whatever vLLM raises."""
+        """Encode items as vLLM would together; with shards, in passes of no more rows than are kept, or of one item.
+
+        Raises RuntimeError, whatever vLLM raises.
+        """
         made: list[_ItemFeatures] = [features for features in batch if isinstance(features, _ItemFeatures)]
         embedded: list[torch.Tensor] = []
         try:
-            given = [(features.modality.value, features.item) for features in made]
-            for _, _, arguments in group_and_batch_mm_kwargs(given, device=self._device):
-                embedded += list(self._model.embed_multimodal(**arguments))
+            for part in _passes(made):
+                given = [(features.modality.value, features.item) for features in part]
+                for _, _, arguments in group_and_batch_mm_kwargs(given, device=self._device):
+                    embedded += list(self._model.embed_multimodal(**arguments))
         except Exception as error:
             raise RuntimeError("vLLM's encoder failed") from error
         if [len(rows) for rows in embedded] != [features.rows for features in made]:
@@ -120,6 +131,27 @@ class ItemEncoder:
             (*torch.split(rows[features.kept], self._family.hidden_size, dim=-1), *features.beside)
             for rows, features in zip(embedded, made, strict=True)
         ]
+
+
+def tensors_of(data: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """All tensors of an item's data; those in a list have names of its name and their places, such as ``pixel_values.0``."""
+    found: dict[str, torch.Tensor] = {}
+    for name, value in data.items():
+        if isinstance(value, torch.Tensor):
+            found[name] = value
+        elif isinstance(value, list | tuple):
+            found |= tensors_of({f"{name}.{place}": part for place, part in enumerate(value)})
+    return found
+
+
+def _passes(batch: Sequence[_ItemFeatures]) -> Iterator[Sequence[_ItemFeatures]]:
+    """A batch's limit counts the rows that are kept, of items that are encoded whole."""
+    kept = sum(features.kept.stop - features.kept.start for features in batch)
+    while batch:
+        sizes = [(features.rows, 0) for features in batch]
+        count = batch_length(sizes, max_items=len(batch), max_tokens=kept, max_nbytes=0)
+        yield batch[:count]
+        batch = batch[count:]
 
 
 def _fits(tensor: torch.Tensor | None, spec: TensorSpec) -> bool:

@@ -60,6 +60,16 @@ def test_an_item_becomes_an_embedding_with_two_leases() -> None:
     under_virtual_time(scenario)
 
 
+@pytest.mark.parametrize(("prepare_cores", "described"), [(None, 2), (1, 1)])
+def test_it_is_described_with_the_cores_that_prepare(prepare_cores: int | None, described: int) -> None:
+    async def scenario() -> None:
+        async with encoder_instance(prepare_cores=prepare_cores) as instance:
+            (part,) = (await instance.service.describe()).parts
+            assert part.prepare_cores == described
+
+    under_virtual_time(scenario)
+
+
 def test_a_second_call_for_the_same_bytes_is_a_cache_hit_with_its_own_leases() -> None:
     async def scenario() -> None:
         async with encoder_instance() as instance:
