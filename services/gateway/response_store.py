@@ -12,12 +12,12 @@ from triptych.ports import Clock
 from .openai_models import MAX_MESSAGES
 
 _ENTRY_NBYTES = 1024
-"""Counted for each response and each part beside its bytes."""
+"""Counted for each response, message, part and call beside its bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreLimits:
-    """Limits of stored responses; the least recently used of the key that holds most goes first."""
+    """Limits of stored responses; the least recently used of the key that would hold most goes first."""
 
     max_stored_responses: int = 4096
     """Most responses that are stored; 0 stores none."""
@@ -57,7 +57,8 @@ class ResponseStore:
         self._stored: OrderedDict[tuple[str, str], Stored] = OrderedDict()
         """Least recently used first."""
         self._nbytes: Counter[str] = Counter()
-        """By owner."""
+        self._counts: Counter[str] = Counter()
+        """Bytes and responses by owner."""
 
     @property
     def count(self) -> int:
@@ -99,17 +100,47 @@ class ResponseStore:
 
     def put(self, owner: str, response_id: str, stored: Stored) -> bool:
         """Store a response of an id that is not taken. Returns whether there is room for it."""
-        limits, nbytes = self._limits, stored.nbytes
-        if nbytes > limits.max_stored_bytes or not limits.max_stored_responses:
-            return False
         self._expire()
-        while self.nbytes + nbytes > limits.max_stored_bytes or self.count >= limits.max_stored_responses:
-            most = self._nbytes.most_common(1)[0][0]
-            self._drop(next(key for key in self._stored if key[0] == most))
+        victims = self._victims(owner, stored.nbytes)
+        if victims is None:
+            return False
+        for key in victims:
+            self._drop(key)
         stored.used_s = self._clock()
         self._stored[owner, response_id] = stored
-        self._nbytes[owner] += nbytes
+        self._nbytes[owner] += stored.nbytes
+        self._counts[owner] += 1
         return True
+
+    def _victims(self, owner: str, nbytes: int) -> list[tuple[str, str]] | None:
+        """The responses in whose place an owner's new one fits; None if it alone would make its owner hold most."""
+        sizes, counts = self._nbytes.copy(), self._counts.copy()
+        sizes[owner] += nbytes
+        counts[owner] += 1
+        oldest: dict[str, Iterator[tuple[str, str]]] = {}
+        victims: list[tuple[str, str]] = []
+        while True:
+            if sizes.total() > self._limits.max_stored_bytes:
+                held = sizes
+            elif counts.total() > self._limits.max_stored_responses:
+                held = counts
+            else:
+                return victims
+            has_older = counts[owner] > 1
+            # Of owners that hold the same, the one that stores gives way if it can.
+            loser = max(held, key=lambda name: (held[name], (name == owner) is has_older))
+            if loser == owner and not has_older:
+                return None
+            if loser not in oldest:
+                oldest[loser] = self._of(loser)
+            key = next(oldest[loser])
+            victims.append(key)
+            sizes[loser] -= self._stored[key].nbytes
+            counts[loser] -= 1
+
+    def _of(self, owner: str) -> Iterator[tuple[str, str]]:
+        """An owner's responses, least recently used first."""
+        return (key for key in self._stored if key[0] == owner)
 
     def _find(self, owner: str, response_id: str) -> Stored | None:
         self._expire()
@@ -131,16 +162,21 @@ class ResponseStore:
             yield key
 
     def _drop(self, key: tuple[str, str]) -> None:
-        self._nbytes[key[0]] -= self._stored.pop(key).nbytes
-        if self._nbytes[key[0]] <= 0:
-            del self._nbytes[key[0]]
+        owner = key[0]
+        self._nbytes[owner] -= self._stored.pop(key).nbytes
+        self._counts[owner] -= 1
+        if not self._counts[owner]:
+            del self._nbytes[owner], self._counts[owner]
 
 
 def nbytes_of(messages: Iterable[Message]) -> int:
     """Bytes that messages hold, about: four per character of text."""
     nbytes = _ENTRY_NBYTES
     for message in messages:
-        texts = [message.reasoning, *(call.arguments + call.name for call in message.tool_calls)]
+        texts = [message.reasoning]
+        for call in message.tool_calls:
+            nbytes += _ENTRY_NBYTES
+            texts += (call.call_id, call.name, call.arguments)
         for part in message.parts:
             nbytes += _ENTRY_NBYTES
             if isinstance(part, MediaPart):

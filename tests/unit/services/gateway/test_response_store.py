@@ -2,7 +2,7 @@
 
 import pytest
 
-from triptych.domain.chat import MediaPart, Message, TextPart
+from triptych.domain.chat import MediaPart, Message, TextPart, ToolCall
 from triptych.domain.media import Modality
 from triptych.errors import InvalidRequest, NotFound
 from triptych.services.gateway.response_store import ResponseStore, Stored, StoreLimits, nbytes_of
@@ -69,6 +69,31 @@ def test_the_key_that_holds_most_makes_room_and_its_oldest_goes_first() -> None:
         assert store.nbytes <= 4 * one
     assert store.has("bob", "only")
     assert [number for number in range(10) if store.has("alice", str(number))] == [7, 8, 9]
+
+
+def test_the_key_with_most_responses_makes_room_where_their_number_is_full() -> None:
+    store = ResponseStore(StoreLimits(max_stored_responses=4), Time())
+    for name in ("one", "two"):
+        assert store.put("bob", name, stored("x", image=bytes(100_000)))
+    for number in range(5):
+        assert store.put("alice", str(number), stored("x"))
+    assert [store.has("bob", name) for name in ("one", "two")] == [True, True]
+    assert [number for number in range(5) if store.has("alice", str(number))] == [3, 4]
+
+
+def test_a_key_that_would_hold_most_with_one_response_evicts_nobody() -> None:
+    store = ResponseStore(StoreLimits(max_stored_bytes=200_000), Time())
+    for number in range(8):
+        assert store.put("bob", str(number), stored("x", image=bytes(10_000)))
+    assert not store.put("alice", "large", stored("x", image=bytes(180_000)))
+    assert all(store.has("bob", str(number)) for number in range(8))
+    assert store.put("alice", "small", stored("x", image=bytes(50_000)))
+    assert store.has("alice", "small")
+
+
+def test_calls_count_with_their_ids_and_what_holds_them() -> None:
+    calls = tuple([ToolCall("c" * 256, "f", "{}") for _ in range(1000)])
+    assert nbytes_of([Message("assistant", (), calls)]) > 1000 * (1024 + 256)
 
 
 def test_the_number_is_bounded_too_and_what_is_too_large_is_not_stored() -> None:
