@@ -59,6 +59,8 @@ MAX_PARTS = 4096
 MAX_JSON_BYTES = 16 << 20
 """Limit for a body without its media: parsing JSON holds the GIL."""
 MAX_PARAM_STEP_CHARS = 60
+_WITH_PARTS = ("content", "output", "summary")
+"""Fields of messages, and of other items, that list parts."""
 _JSON_WORDS = {"model_type": "must be an object", "list_type": "must be an array"}
 _REFUSED_WITH_REASON = ("missing", "part_type")
 
@@ -276,7 +278,8 @@ def document_of(body: bytes | bytearray, listed: str = "messages") -> dict[str, 
         raise InvalidRequest(f"the body is not valid JSON: {error}") from None
     if not isinstance(document, dict):
         raise InvalidRequest("the body must be a JSON object")
-    _check_parts(document.get(listed), listed)
+    _check_parts([document], "system", ("system",))
+    _check_parts(document.get(listed), listed, _WITH_PARTS)
     return document
 
 
@@ -330,14 +333,20 @@ def _others(given: dict[str, Any], served: AbstractSet[str], path: str, route: O
             yield path + name
 
 
-def _check_parts(messages: object, name: str) -> None:
-    if not isinstance(messages, list):
-        return
+def _check_parts(items: object, name: str, fields: Sequence[str]) -> None:
     count = 0
-    for message in messages:
-        if isinstance(message, dict) and isinstance(content := message.get("content"), list):
-            count += len(content)
-    check_number_of_parts(count, name)
+    for parts in _lists_of_parts(items, fields):
+        count += len(parts)
+        check_number_of_parts(count, name)
+
+
+def _lists_of_parts(items: object, fields: Sequence[str]) -> Iterator[list[Any]]:
+    """The lists in these fields of items, and of their own items."""
+    for item in items if isinstance(items, list) else ():
+        for field_name in fields if isinstance(item, dict) else ():
+            if isinstance(parts := item.get(field_name), list):
+                yield parts
+                yield from _lists_of_parts(parts, fields)
 
 
 def check_number_of_parts(count: int, name: str) -> None:

@@ -212,6 +212,11 @@ def content(*blocks: Any, role: str = "user") -> dict[str, Any]:
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
         ({"container": "x"}, "container"),
         ({"stop_sequences": [""]}, "stop_sequences[0]"),
+        ({"system": [{"type": "text", "text": ""}] * 4097}, "system: 4097 content parts"),
+        (
+            content({"type": "tool_result", "tool_use_id": "x", "content": [{"type": "text", "text": ""}] * 4097}),
+            "messages: 4098 content parts",
+        ),
     ],
 )
 async def test_what_is_not_served_is_refused_by_name(

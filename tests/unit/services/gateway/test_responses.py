@@ -307,6 +307,19 @@ def content(*parts: Any) -> dict[str, Any]:
         (content({"type": "input_image", "image_url": "ftp://x"}), "input[0].content[0].image_url"),
         (content({"type": "input_audio", "input_audio": {"data": "?"}}), "input[0].content[0].input_audio.data"),
         (content(*[{"type": "input_text", "text": ""}] * 4097), "input"),
+        ({"input": [{"type": "reasoning", "summary": [{"type": "summary_text", "text": ""}] * 4097}]}, "input"),
+        (
+            {
+                "input": [
+                    {
+                        "type": "function_call_output",
+                        "call_id": "c",
+                        "output": [{"type": "input_text", "text": ""}] * 4097,
+                    }
+                ]
+            },
+            "input",
+        ),
         ({"tools": [{"type": "web_search"}]}, "tools[0]"),
         ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
         ({"text": {"format": {"type": "grammar"}}}, "text.format"),
