@@ -6,15 +6,15 @@ served. Finding the blob's two quotes takes about one.
 
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 MIN_BLOB_BYTES = 64 << 10
 """Shorter strings are left to the JSON parser."""
 _MAX_CANDIDATES = 16384
 """Limit on the occurrences of a field name that are examined, per body and field name."""
-_FIELDS = (b'"url"', b'"data"', b'"image_url"')
-"""Fields that hold media, as JSON libraries write them."""
+MEDIA_FIELDS = (b'"url"', b'"data"')
+"""Fields that hold media in most APIs, as JSON libraries write them."""
 _ESCAPES = ((b"\\/", b"/"), (b"\\n", b"\n"), (b"\\r", b"\r"))
 """Escapes of characters that base64 may contain. An escaped backslash before one of these letters leaves a backslash
 behind.
@@ -45,7 +45,7 @@ class ExtractedBody:
         return len(self.used) == len(self.blobs)
 
 
-def extract_blobs(body: bytes | bytearray) -> ExtractedBody:
+def extract_blobs(body: bytes | bytearray, fields: Sequence[bytes] = MEDIA_FIELDS) -> ExtractedBody:
     r"""Replace large strings in media fields by names. The blobs are views of the body, which must not change any more.
 
     Only whole strings without escapes (but for ``\/``, ``\n`` and ``\r``) are taken, and a name is a string as well, so the
@@ -58,7 +58,7 @@ def extract_blobs(body: bytes | bytearray) -> ExtractedBody:
     pieces: list[bytes | memoryview] = []
     blobs: dict[str, memoryview] = {}
     at = 0
-    for start, end in _spans(body):
+    for start, end in _spans(body, fields):
         blob = whole[start:end]
         if any(body.find(character, start, end) >= 0 for character in _RAW_WHITE_SPACE):
             continue
@@ -77,10 +77,10 @@ def extract_blobs(body: bytes | bytearray) -> ExtractedBody:
     return ExtractedBody(b"".join(pieces), blobs)
 
 
-def _spans(body: bytes | bytearray) -> list[tuple[int, int]]:
+def _spans(body: bytes | bytearray, fields: Sequence[bytes]) -> list[tuple[int, int]]:
     """The spans of large strings in media fields, in order; each byte is searched at most once per field."""
     spans: list[tuple[int, int]] = []
-    for name in _FIELDS:
+    for name in fields:
         gaps = zip([0, *(end for _, end in spans)], [*(start for start, _ in spans), len(body)], strict=True)
         spans = sorted(spans + [span for begin, end in gaps for span in _strings(body, name, begin, end)])
     return spans

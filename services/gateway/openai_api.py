@@ -32,7 +32,7 @@ from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
 from triptych.errors import InvalidRequest, RequestTooLarge, TriptychError
 from triptych.media.data_url import decode_base64, decode_data_url
 
-from .blobs import ExtractedBody, extract_blobs
+from .blobs import MEDIA_FIELDS, ExtractedBody, extract_blobs
 from .openai_fields import Api, shown
 from .openai_models import (
     ApiAssistantMessage,
@@ -238,9 +238,14 @@ def tenant_salt(tenant: str, cache_salt: str) -> bytes:
     return hashlib.blake2b(pair, digest_size=32).digest()
 
 
-def with_blobs(body: bytes | bytearray, read: Callable[[ExtractedBody, int], ParsedT], max_item_bytes: int) -> ParsedT:
+def with_blobs(
+    body: bytes | bytearray,
+    read: Callable[[ExtractedBody, int], ParsedT],
+    max_item_bytes: int,
+    fields: Sequence[bytes] = MEDIA_FIELDS,
+) -> ParsedT:
     """Parse a body with its blobs extracted, or as plain JSON if a blob is in a field that takes no media."""
-    extracted = extract_blobs(body)
+    extracted = extract_blobs(body, fields)
     request = read(extracted, max_item_bytes)
     return request if extracted.is_used_up else read(ExtractedBody(body, {}), max_item_bytes)
 

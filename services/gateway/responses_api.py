@@ -42,6 +42,7 @@ from .responses_models import (
 )
 from .turns import Turns, shifted
 
+_MEDIA_FIELDS = (b'"image_url"', b'"data"')
 _LOGPROBS = "message.output_text.logprobs"
 _ECHOED = {
     "instructions",
@@ -76,7 +77,7 @@ class ParsedResponses(ParsedRequest):
 
 def parse_responses(body: bytes | bytearray, max_item_bytes: int) -> ParsedResponses:
     """Parse the body of ``POST /v1/responses``. Raises InvalidRequest or InvalidMedia, naming the field in ``param``."""
-    return with_blobs(body, _responses, max_item_bytes)
+    return with_blobs(body, _responses, max_item_bytes, _MEDIA_FIELDS)
 
 
 def continued(request: ParsedResponses, before: Sequence[Message]) -> ParsedResponses:

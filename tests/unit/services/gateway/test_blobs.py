@@ -106,6 +106,13 @@ def test_padding_inside_base64_data_is_refused_at_any_piece_boundary() -> None:
             parse_chat(body(image(f"data:image/png;base64,{text}")), 1 << 30)
 
 
+def test_a_refusal_does_not_name_blobs_of_fields_that_hold_no_media() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse_chat(body({"type": "image_url", "image_url": URL}), LIMIT)
+    assert "blob:" not in caught.value.message
+    assert "data:image/png" in caught.value.message
+
+
 def test_json_without_its_media_is_bounded() -> None:
     with pytest.raises(RequestTooLarge, match="without its media"):
         parse_chat(body({"type": "text", "text": "x" * MAX_JSON_BYTES}), LIMIT)
