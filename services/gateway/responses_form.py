@@ -241,10 +241,10 @@ class ResponsesForm:
             code = "invalid_prompt"
         elif error.http_status == 429:
             code = "rate_limit_exceeded"
-        self._close("incomplete")
+        closing = self._close("incomplete")
         self._body["status"], self._body["error"] = "failed", {"code": code, "message": error.message}
-        told = self._event("error", code=error.code, message=error.message, param=error.param)
-        return told + self._of_response("response.failed")
+        refusal = self._event("error", code=error.code, message=error.message, param=error.param)
+        return closing + refusal + self._of_response("response.failed")
 
     def _complete(self, usage: Usage) -> None:
         """Fill in how it has ended, and store it."""
