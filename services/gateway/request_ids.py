@@ -9,5 +9,6 @@ MESSAGE_PREFIX = "msg_"
 def canonical(request_id: str) -> str:
     """The router's id of a request, from ``x-request-id`` or the answer's ``id``."""
     for prefix in (CHAT_PREFIX, COMPLETION_PREFIX, RESPONSE_PREFIX, MESSAGE_PREFIX):
-        request_id = request_id.removeprefix(prefix)
+        if request_id.startswith(prefix):
+            return request_id.removeprefix(prefix)
     return request_id

@@ -344,6 +344,16 @@ async def test_only_well_formed_request_ids_are_accepted(
     assert (answer.headers["x-request-id"] == given) is taken
 
 
+@pytest.mark.parametrize("given", ["mine", "resp_mine", "msg_resp_chatcmpl-mine", "chatcmpl-msg_mine"])
+async def test_an_answers_id_and_the_requests_own_find_the_same_timeline(
+    rest: Rest, router: FakeRouter, given: str
+) -> None:
+    async with rest(router) as client:
+        answer = await client.post(CHAT, json=ASK, headers={"x-request-id": given})
+        for name in (given, answer.json()["id"]):
+            assert (await client.get(f"/v1/requests/{name}/timeline")).status_code == 200
+
+
 async def test_the_id_of_a_running_request_is_not_reused(rest: Rest) -> None:
     gate = asyncio.Event()
     async with rest(FakeRouter([gate, *HELLO])) as client, asyncio.TaskGroup() as group:
