@@ -82,6 +82,8 @@ def parse_responses(body: bytes | bytearray, max_item_bytes: int) -> ParsedRespo
 
 def continued(request: ParsedResponses, before: Sequence[Message]) -> ParsedResponses:
     """The request with its instructions and the messages before its own. Raises InvalidRequest for too many."""
+    if not (request.instructions or before):
+        return request
     first = (Message("system", (TextPart(request.instructions),)),) if request.instructions else ()
     messages = (*first, *before, *request.messages)
     parts = sum(len(message.parts) for message in messages)
