@@ -1,6 +1,5 @@
 """Requests of Anthropic's Messages API, read into the same form as chats."""
 
-import json
 from typing import Any
 
 from triptych.domain.chat import ToolCall, ToolChoice
@@ -28,6 +27,7 @@ from .openai_api import (
     ParsedRequest,
     document_of,
     json_schema,
+    json_text,
     named,
     sampling_of,
     template_kwargs,
@@ -82,10 +82,12 @@ def _messages(extracted: ExtractedBody, max_item_bytes: int, model: type[CountTo
             request,
             max_tokens=generates.max_tokens if generates else None,
             stop=tuple((generates.stop_sequences if generates else None) or ()),
-            response_format=json_schema(output.format.json_schema) if output and output.format else None,
+            response_format=json_schema(output.format.json_schema, "output_config.format.schema")
+            if output and output.format
+            else None,
         ),
         stream=generates is not None and bool(generates.stream),
-        tools=json.dumps([_chat_tool(tool) for tool in shown], ensure_ascii=False) if shown else "",
+        tools=json_text([_chat_tool(tool) for tool in shown], "tools") if shown else "",
         tool_choice=_tool_choice(request),
         cache_salt=(generates.cache_salt if generates else None) or "",
         template_kwargs=template_kwargs(
@@ -134,7 +136,7 @@ def _read_block(turns: Turns, block: UserBlock | AssistantBlock | ResultBlock, p
         case ThinkingBlock(thinking=text):
             turns.think(text)
         case ToolUseBlock(id=call_id, name=name, input=given):
-            turns.call(ToolCall(call_id, name, json.dumps(given, ensure_ascii=False)), f"{param}.input")
+            turns.call(ToolCall(call_id, name, json_text(given, f"{param}.input")), f"{param}.input")
 
 
 def _chat_tool(tool: MessagesTool) -> dict[str, Any]:

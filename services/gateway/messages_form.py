@@ -138,7 +138,7 @@ class MessagesForm:
         if choice.text:
             content.append({"type": "text", "text": choice.text, "citations": None})
         for call in choice.calls:
-            given = json.loads(call.arguments)
+            given = _input(call.arguments)
             content.append({"type": "tool_use", "id": call.call_id, "name": call.name, "input": given})
         return self._message(content, choice.reason, usage)
 
@@ -212,6 +212,16 @@ class MessagesForm:
 
     def _stop(self) -> bytes:
         return _event("content_block_stop", index=self._blocks - 1)
+
+
+def _input(arguments: str) -> dict[str, Any]:
+    """A call's arguments; as text if they are no JSON object, or one that an answer cannot hold."""
+    try:
+        given = json.loads(arguments)
+        json.dumps(given, allow_nan=False)
+    except (ValueError, RecursionError):
+        given = None
+    return given if isinstance(given, dict) else {"arguments": arguments}
 
 
 def _usage(usage: Usage) -> MessageUsage:

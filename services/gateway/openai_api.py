@@ -162,9 +162,7 @@ def _chat(extracted: ExtractedBody, max_item_bytes: int) -> ParsedRequest:
         sampling=_sampling(request, limit, logprobs),
         stream=bool(request.stream),
         include_usage=bool(request.stream_options and request.stream_options.include_usage),
-        tools=json.dumps([tool.model_dump(exclude_none=True) for tool in shown_tools], ensure_ascii=False)
-        if shown_tools
-        else "",
+        tools=json_text([tool.model_dump(exclude_none=True) for tool in shown_tools], "tools") if shown_tools else "",
         tool_choice=_tool_choice(request.tool_choice, parallel=request.parallel_tool_calls is not False),
         cache_salt=request.cache_salt or "",
         priority=request.priority or 0,
@@ -484,7 +482,7 @@ def template_kwargs(given: Mapping[str, Any] | None, **others: object) -> str:
     for name, value in others.items():
         if value is not None:
             variables.setdefault(name, value)
-    written = json.dumps(variables, ensure_ascii=False) if variables else ""
+    written = json_text(variables, "chat_template_kwargs") if variables else ""
     if len(written) > MAX_TEMPLATE_KWARGS_CHARS:
         message = f"chat_template_kwargs: {len(written)} characters, the limit is {MAX_TEMPLATE_KWARGS_CHARS}"
         raise InvalidRequest(message, param="chat_template_kwargs")
@@ -497,22 +495,28 @@ def _format(request: Generation) -> ResponseFormat | None:
         return _response_format(request.response_format)
     formats = {"response_format": _response_format(request.response_format)}
     if (outputs := request.structured_outputs) is not None:
-        formats["structured_outputs"] = json_schema(outputs.json_schema)
+        formats["structured_outputs"] = json_schema(outputs.json_schema, "structured_outputs.json")
         if outputs.json_object:
             formats["structured_outputs.json_object"] = ResponseFormat(Grammar.JSON_OBJECT)
-    formats["guided_json"] = json_schema(request.guided_json)
+    formats["guided_json"] = json_schema(request.guided_json, "guided_json")
     given = {name: wanted for name, wanted in formats.items() if wanted is not None}
     if len(given) > 1:
         raise InvalidRequest(f"{' and '.join(given)} exclude each other", param=next(iter(given)))
     return next(iter(given.values()), None)
 
 
-def json_schema(schema: dict[str, Any] | str | None) -> ResponseFormat | None:
+def json_schema(schema: dict[str, Any] | str | None, param: str) -> ResponseFormat | None:
     if schema is None:
         return None
-    return ResponseFormat(
-        Grammar.JSON_SCHEMA, schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)
-    )
+    return ResponseFormat(Grammar.JSON_SCHEMA, schema if isinstance(schema, str) else json_text(schema, param))
+
+
+def json_text(value: object, param: str) -> str:
+    """A client's value as JSON. Raises InvalidRequest about ``param`` for a number beyond floats, which was read as infinite."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        raise InvalidRequest(f"{param}: has a number that is out of range", param=param) from None
 
 
 def _response_format(given: ApiResponseFormat | None) -> ResponseFormat | None:
@@ -520,10 +524,10 @@ def _response_format(given: ApiResponseFormat | None) -> ResponseFormat | None:
         case ResponseFormatObject():
             return ResponseFormat(Grammar.JSON_OBJECT)
         case ResponseFormatSchema(json_schema=wanted):
+            param = "response_format.json_schema.schema"
             if wanted.json_schema is None:
-                param = "response_format.json_schema.schema"
                 raise InvalidRequest(f"{param}: Field required", param=param)
-            return json_schema(wanted.json_schema)
+            return json_schema(wanted.json_schema, param)
     return None
 
 

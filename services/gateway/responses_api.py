@@ -1,6 +1,5 @@
 """Requests of OpenAI's Responses API: read into the same form as chats, and joined to the conversation before."""
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,6 +15,7 @@ from .openai_api import (
     ParsedRequest,
     document_of,
     json_schema,
+    json_text,
     named,
     sampling_of,
     template_kwargs,
@@ -125,7 +125,7 @@ def _responses(extracted: ExtractedBody, max_item_bytes: int) -> ParsedResponses
             special_tokens=request.skip_special_tokens is False,
         ),
         stream=bool(request.stream),
-        tools=json.dumps([_chat_tool(tool) for tool in shown], ensure_ascii=False) if shown else "",
+        tools=json_text([_chat_tool(tool) for tool in shown], "tools") if shown else "",
         tool_choice=_tool_choice(request),
         cache_salt=request.cache_salt or "",
         priority=request.priority or 0,
@@ -210,7 +210,7 @@ def _format(request: ResponsesRequest) -> ResponseFormat | None:
         case FormatObject():
             return ResponseFormat(Grammar.JSON_OBJECT)
         case FormatSchema(json_schema=schema):
-            return json_schema(schema)
+            return json_schema(schema, "text.format.schema")
     return None
 
 

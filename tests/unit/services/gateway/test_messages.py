@@ -9,12 +9,12 @@ from pydantic import TypeAdapter
 
 from tests.unit.services.gateway.conftest import Rest
 from tests.unit.services.gateway.endpoints import MESSAGES
-from tests.unit.services.gateway.fakes import HELLO, FakeRouter
+from tests.unit.services.gateway.fakes import FINISH, HELLO, FakeRouter
 from tests.unit.services.gateway.test_responses import THINKING
 from tests.unit.services.gateway.test_routes import PNG, PNG_URL
 from tests.unit.services.gateway.test_surface import CALLS, IN_PIECES
 from triptych.domain.chat import MediaPart, Message, TextPart, ToolCall, ToolChoice
-from triptych.domain.generation import ChatFinished, FieldsIgnored, TokenChunk, Usage
+from triptych.domain.generation import ChatFinished, FieldsIgnored, TokenChunk, ToolCallMade, Usage
 from triptych.domain.media import Modality
 from triptych.domain.sampling import SamplingParams
 from triptych.errors import InvalidMedia, InvalidRequest
@@ -106,6 +106,14 @@ async def test_a_message_has_the_clients_form(rest: Rest) -> None:
         "output_tokens": 3,
         "output_tokens_details": {"thinking_tokens": 2},
     }
+
+
+@pytest.mark.parametrize("arguments", ['{"x": 1e999}', '{"x": NaN}', '{"x": ', "[1]", "[" * 100_000])
+async def test_arguments_that_are_no_json_object_are_given_as_text(rest: Rest, arguments: str) -> None:
+    async with rest(FakeRouter([ToolCallMade(ToolCall("c", "f", arguments), 0), *FINISH])) as client:
+        answer = await client.post(PATH, json=ASK)
+    assert answer.status_code == 200
+    assert answer.json()["content"][0]["input"] == {"arguments": arguments}
 
 
 async def test_events_describe_each_block_from_its_beginning_to_its_end(rest: Rest) -> None:

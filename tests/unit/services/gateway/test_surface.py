@@ -1,6 +1,7 @@
 """The REST API beyond plain chat: choices, logprobs, raw prompts, tokens, URLs, keys, OpenAPI description."""
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -349,6 +350,49 @@ def key_file(path: Path, limits: str = "") -> tuple[Path, dict[str, str], dict[s
     file = path / "keys.toml"
     file.write_text(first + limits + second)
     return file, {"authorization": f"Bearer {alice}"}, {"authorization": f"Bearer {bob}"}
+
+
+HUGE = {"type": "object", "x": "HUGE"}
+NAMED = {"type": "json_schema", "json_schema": {"name": "x", "schema": HUGE}}
+CALLED = {"type": "tool_use", "id": "c", "name": "f", "input": HUGE}
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "fields", "param"),
+    [
+        (ENDPOINTS[0], {"tools": [{"type": "function", "function": {"name": "f", "parameters": HUGE}}]}, "tools"),
+        (ENDPOINTS[0], {"response_format": NAMED}, "response_format.json_schema.schema"),
+        (ENDPOINTS[0], {"structured_outputs": {"json": HUGE}}, "structured_outputs.json"),
+        (ENDPOINTS[0], {"chat_template_kwargs": HUGE}, "chat_template_kwargs"),
+        (ENDPOINTS[0], {"temperature": "HUGE"}, "temperature"),
+        (ENDPOINTS[0], {"logit_bias": {"1": "HUGE"}}, "logit_bias"),
+        (ENDPOINTS[1], {"guided_json": HUGE}, "guided_json"),
+        (RESPONSES, {"tools": [{"type": "function", "name": "f", "parameters": HUGE}]}, "tools"),
+        (RESPONSES, {"text": {"format": {"type": "json_schema", "schema": HUGE}}}, "text.format.schema"),
+        (RESPONSES, {"temperature": "HUGE"}, "temperature"),
+        (RESPONSES, {"top_p": "HUGE"}, "top_p"),
+        (MESSAGES, {"tools": [{"name": "f", "input_schema": HUGE}]}, "tools"),
+        (
+            MESSAGES,
+            {"output_config": {"format": {"type": "json_schema", "schema": HUGE}}},
+            "output_config.format.schema",
+        ),
+        (
+            MESSAGES,
+            {"messages": [{"role": "assistant", "content": [CALLED]}, *MESSAGES.ask["messages"]]},
+            "messages[0].content[0].input",
+        ),
+    ],
+)
+async def test_numbers_that_no_float_holds_are_refused_by_name(
+    rest: Rest, router: FakeRouter, endpoint: Endpoint, fields: dict[str, Any], param: str
+) -> None:
+    body = json.dumps({**endpoint.ask, **fields}).replace('"HUGE"', "1e999")
+    async with rest(router) as client:
+        answer = await client.post(endpoint.path, content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert endpoint.refusal(answer.json()).startswith(param)
+    assert router.requests == []
 
 
 async def test_version_and_load_are_shown(rest: Rest, router: FakeRouter) -> None:
