@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Mapping
 from enum import Enum, auto
+from math import isfinite
 from typing import Any, NamedTuple, Protocol
 
 from triptych.tokens.tool_calls import Json, Literals, Tags, possible_prefix
@@ -124,16 +125,23 @@ class JsonReader:
 
 
 def is_object(text: str) -> bool:
-    """Whether it is a JSON object, without constants that are not JSON."""
+    """Whether it is a JSON object that ``read_json`` takes."""
     try:
-        return isinstance(json.loads(text, parse_constant=refuse_constant), dict)
+        return isinstance(read_json(text), dict)
     except (ValueError, RecursionError):
         return False
 
 
-def refuse_constant(constant: str) -> object:
-    """For ``json.loads``, which takes NaN and infinities."""
-    raise ValueError(f"{constant} is no JSON")
+def read_json(text: str) -> Any:
+    """A value from JSON. Raises RecursionError, or ValueError, also for NaN, infinities and numbers beyond floats."""
+    return json.loads(text, parse_constant=_finite, parse_float=_finite)
+
+
+def _finite(number: str) -> float:
+    value = float(number)
+    if not isfinite(value):
+        raise ValueError(f"{number[:40]} is no JSON, or beyond floats")
+    return value
 
 
 # --- tags -------------------------------------------------------------------------------------------------------------
@@ -263,7 +271,7 @@ def _converted(text: str, types: frozenset[str] | None) -> str:
     given = text.strip()
     written = _WORDS.get(given, given) if types is not None else given
     try:
-        kind = _type_of(json.loads(written, parse_constant=refuse_constant))
+        kind = _type_of(read_json(written))
     except (ValueError, RecursionError):
         return json.dumps(text, ensure_ascii=False)
     if types is None:
@@ -368,13 +376,16 @@ class LiteralsReader:
             return False
         word = "" if found is None else found[0]
         written = json.dumps(word, ensure_ascii=False) if is_key else _WORDS.get(word, word)
-        if not word or not (is_key or written in _WORDS.values() or self._JSON_NUMBER.fullmatch(word)):
+        if not word or not (is_key or written in _WORDS.values() or self._is_number(word)):
             self.ended = False
             return False
         self._write(written)
         self._next = _Next.SEPARATOR if is_key else _Next.MORE
         self._at += len(word)
         return True
+
+    def _is_number(self, word: str) -> bool:
+        return self._JSON_NUMBER.fullmatch(word) is not None and isfinite(float(word))
 
     def _write(self, text: str) -> None:
         self._out.append(self._before + text)

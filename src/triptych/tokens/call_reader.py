@@ -12,8 +12,8 @@ from triptych.tokens.call_arguments import (
     Matched,
     end_of_space,
     is_object,
+    read_json,
     reader_of,
-    refuse_constant,
 )
 from triptych.tokens.tool_calls import CallSyntax, Json, possible_prefix
 
@@ -232,7 +232,7 @@ class CallReader:
     def _call_in(self, text: str) -> tuple[str, str] | None:
         """The name and the arguments in an object."""
         try:
-            fields = json.loads(text, parse_constant=refuse_constant)
+            fields = read_json(text)
             name, arguments = fields.get("name"), fields.get(self._syntax.envelope, {})
             if not isinstance(name, str) or not name or not isinstance(arguments, dict):
                 return None

@@ -14,6 +14,7 @@ from jinja2 import TemplateError
 from triptych.domain.chat import MediaPart, Message, SpeakerRole, TextPart, ToolCall
 from triptych.domain.media import Modality
 from triptych.errors import InvalidRequest
+from triptych.tokens.call_arguments import read_json
 
 FAILURES = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
 """Exceptions that a template's code can raise, besides jinja2's own errors."""
@@ -286,7 +287,7 @@ def _described(place: _Place) -> str:
 def _call(call: ToolCall, param: str) -> tuple[str, str, _Object]:
     """Id, name and arguments. Raises InvalidRequest."""
     try:
-        arguments = json.loads(call.arguments)
+        arguments = read_json(call.arguments)
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):

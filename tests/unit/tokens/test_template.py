@@ -249,7 +249,7 @@ def test_tool_calls_are_refused_if_the_template_drops_them(source: str) -> None:
         assert caught.value.param == param
 
 
-@pytest.mark.parametrize("arguments", ["", "[1]", "{", "null", '{"a":' * 100_000])
+@pytest.mark.parametrize("arguments", ["", "[1]", "{", "null", '{"a": NaN}', '{"a": 1e999}', '{"a":' * 100_000])
 def test_arguments_that_are_not_an_object_are_named(arguments: str) -> None:
     broken = Message("assistant", (), (ToolCall("c", "f", "{}"), ToolCall("d", "g", arguments)))
     with pytest.raises(InvalidRequest) as caught:
