@@ -252,7 +252,7 @@ class KeyRing:
             return caller
         if (wait_s := self._failures.add(source)) > 0:
             raise RateLimited("too many requests without a valid API key", retry_after_s=wait_s)
-        raise Unauthenticated("a valid API key is needed: send it as 'Authorization: Bearer KEY'")
+        raise Unauthenticated("a valid API key is needed: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'")
 
     def find(self, authorizations: Sequence[str]) -> Caller | None:
         """The caller; None without a valid key, which is not counted as a failure."""

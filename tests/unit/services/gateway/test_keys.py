@@ -65,7 +65,7 @@ def test_a_key_names_its_holder() -> None:
 )
 def test_a_request_without_a_valid_key_is_refused(headers: list[str]) -> None:
     keys, key = ring(Clock())
-    with pytest.raises(Unauthenticated):
+    with pytest.raises(Unauthenticated, match=r"'Authorization: Bearer KEY' or 'x-api-key: KEY'"):
         keys.caller([header.replace("{key}", key) for header in headers], "s")
 
 
