@@ -147,7 +147,7 @@ def document() -> dict[str, Any]:
                     "InputItemList",
                     "Items of its request.",
                     parameters=response_id + _PAGE,
-                    closed=_STORED,
+                    closed=(*_STORED, "503", "504"),
                 )
             },
             "/v1/messages": {

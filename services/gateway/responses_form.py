@@ -2,6 +2,7 @@
 
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, NotRequired, cast
 
 from typing_extensions import TypedDict
@@ -354,28 +355,47 @@ class ResponsesForm:
         return f"event: {kind}\ndata: {encode(event)}\n\n".encode()
 
 
-def input_items(messages: Sequence[Message], response_id: str) -> list[dict[str, Any]]:
-    """The items of a request, as it may have sent them. Items at URLs have become data: URLs."""
-    suffix = response_id.partition("_")[2]
-    items: list[dict[str, Any]] = []
+@dataclass(frozen=True, slots=True)
+class RequestItem:
+    """Item of a request. ``message`` has nothing but what the item shows: content, reasoning, a call or a result."""
 
-    def add(prefix: str, kind: str, **fields: object) -> None:
-        items.append({"id": f"{prefix}_{suffix}_in{len(items)}", "type": kind, "status": "completed", **fields})
+    item_id: str
+    message: Message
 
-    for message in messages:
+    def body(self) -> dict[str, Any]:
+        """The item as the request may have sent it. Media at URLs have become data: URLs."""
+        message = self.message
+        fields: dict[str, Any]
         if message.role == "tool":
             content = [_input_part(part, "input_text") for part in message.parts]
-            add("fco", "function_call_output", call_id=message.tool_call_id, output=content)
+            fields = {"type": "function_call_output", "call_id": message.tool_call_id, "output": content}
+        elif message.reasoning:
+            texts = [{"type": "reasoning_text", "text": message.reasoning}]
+            fields = {"type": "reasoning", "summary": [], "content": texts}
+        elif message.tool_calls:
+            (call,) = message.tool_calls
+            fields = {"type": "function_call", "call_id": call.call_id, "name": call.name, "arguments": call.arguments}
+        else:
+            text_type = "output_text" if message.role == "assistant" else "input_text"
+            content = [_input_part(part, text_type) for part in message.parts]
+            fields = {"type": "message", "role": message.role, "content": content}
+        return {"id": self.item_id, "status": "completed", **fields}
+
+
+def input_items(messages: Sequence[Message], response_id: str) -> list[RequestItem]:
+    """The items of a request, in order. Nothing is encoded yet."""
+    found: list[tuple[str, Message]] = []
+    for message in messages:
+        if message.role == "tool":
+            found.append(("fco", message))
             continue
         if message.reasoning:
-            texts = [{"type": "reasoning_text", "text": message.reasoning}]
-            add("rs", "reasoning", summary=[], content=texts)
+            found.append(("rs", Message(message.role, (), reasoning=message.reasoning)))
         if message.parts:
-            text_type = "output_text" if message.role == "assistant" else "input_text"
-            add("msg", "message", role=message.role, content=[_input_part(part, text_type) for part in message.parts])
-        for call in message.tool_calls:
-            add("fc", "function_call", call_id=call.call_id, name=call.name, arguments=call.arguments)
-    return items
+            found.append(("msg", Message(message.role, message.parts)))
+        found += [("fc", Message(message.role, (), (call,))) for call in message.tool_calls]
+    suffix = response_id.partition("_")[2]
+    return [RequestItem(f"{prefix}_{suffix}_in{place}", message) for place, (prefix, message) in enumerate(found)]
 
 
 def _input_part(part: Part, text_type: str) -> Mapping[str, object]:

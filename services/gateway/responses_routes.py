@@ -2,21 +2,24 @@
 
 import asyncio
 import secrets
-from typing import Any
 
+from pydantic_core import to_json
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from triptych.errors import InvalidRequest, RequestTooLarge
+from triptych.ports import Clock
 
+from . import edge
 from .answers import Form
-from .exchange import Exchange
+from .exchange import Exchange, admitted
 from .openai_api import ParsedRequest
 from .request_ids import RESPONSE_PREFIX
 from .response_store import Stored, nbytes_of
 from .responses_api import ParsedResponses, continued
-from .responses_form import DeletedResponse, InputItemList, ResponsesForm, input_items
+from .responses_form import DeletedResponse, InputItemList, RequestItem, ResponsesForm, input_items
 from .service import Gateway
 
 _MAX_LISTED, _LISTED = 100, 20
@@ -66,12 +69,31 @@ class Responses:
         self._store.delete(owner, response_id)
         return JSONResponse(DeletedResponse(id=response_id, object="response", deleted=True))
 
-    async def input_items(self, request: Request) -> Response:
-        """The request's own items. Raises NotFound or InvalidRequest."""
-        owner, response_id = _named(request)
-        stored = self._store.get(owner, response_id)
-        items = await asyncio.to_thread(input_items, stored.messages, response_id)
-        return JSONResponse(_page(items, request.query_params))
+
+class InputItems:
+    """The items of a stored response's request, as an ASGI application: they may be as large as a body."""
+
+    def __init__(self, gateway: Gateway, clock: Clock) -> None:
+        self._gateway = gateway
+        self._clock = clock
+        self._encoding = asyncio.Semaphore(1)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises NotFound or InvalidRequest, and what ``admitted`` raises."""
+        request = Request(scope)
+        async with (
+            admitted(self._gateway, scope, receive, send, self._clock) as exchange,
+            exchange.lifetime.ended_by(lambda: edge.disconnected(receive)),
+        ):
+            owner, response_id = _named(request)
+            messages = self._gateway.responses.get(owner, response_id).messages
+            async with self._encoding:
+                body = await asyncio.to_thread(
+                    lambda: to_json(_page(input_items(messages, response_id), request.query_params))
+                )
+            exchange.hold.grow(len(body))
+            exchange.lifetime.check()
+            await Response(body, media_type="application/json")(scope, receive, send)
 
 
 def _named(request: Request) -> tuple[str, str]:
@@ -79,7 +101,7 @@ def _named(request: Request) -> tuple[str, str]:
     return request.state.caller.name, request.path_params["response_id"]
 
 
-def _page(items: list[dict[str, Any]], asked: QueryParams) -> InputItemList:
+def _page(items: list[RequestItem], asked: QueryParams) -> InputItemList:
     """The part of a list that a query asks for. Raises InvalidRequest."""
     limit, order, after = asked.get("limit", str(_LISTED)), asked.get("order", "desc"), asked.get("after")
     if not (limit.isascii() and limit.isdigit() and len(limit) <= 3 and 1 <= int(limit) <= _MAX_LISTED):
@@ -89,15 +111,15 @@ def _page(items: list[dict[str, Any]], asked: QueryParams) -> InputItemList:
     if order == "desc":
         items.reverse()
     if after:
-        places = [place for place, item in enumerate(items) if item["id"] == after]
+        places = [place for place, item in enumerate(items) if item.item_id == after]
         if not places:
             raise InvalidRequest(f"after: there is no item {after[:100]!r}", param="after")
         items = items[places[0] + 1 :]
     shown = items[: int(limit)]
     return {
         "object": "list",
-        "data": shown,
-        "first_id": shown[0]["id"] if shown else None,
-        "last_id": shown[-1]["id"] if shown else None,
+        "data": [item.body() for item in shown],
+        "first_id": shown[0].item_id if shown else None,
+        "last_id": shown[-1].item_id if shown else None,
         "has_more": len(items) > len(shown),
     }

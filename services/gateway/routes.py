@@ -40,11 +40,9 @@ from .answers import (
     tokens_body,
 )
 from .cors import Cors
-from .exchange import Exchange
+from .exchange import Exchange, admitted
 from .half_closed import FILLER
-from .http import ARRIVED_S
-from .keys import Caller
-from .lifetime import GRACE_S, RequestLifetime
+from .lifetime import GRACE_S
 from .messages_api import parse_count_tokens, parse_messages
 from .messages_form import MessagesForm, TokenCount
 from .observe import MetricsEndpoint, Observed
@@ -59,7 +57,7 @@ from .openai_api import (
 )
 from .openapi import READINESS, TIMELINE, document_json
 from .responses_api import parse_responses
-from .responses_routes import Responses
+from .responses_routes import InputItems, Responses
 from .service import Gateway, Parse
 
 _JSON = "application/json"
@@ -120,7 +118,7 @@ def make_routes(gateway: Gateway, metrics: Metrics, clock: Clock) -> list[Route]
         post("/tokenize", parse_tokenize, Tokenize(gateway, _tokens)),
         Route("/v1/responses/{response_id}", responses.retrieve),
         Route("/v1/responses/{response_id}", responses.delete, methods=["DELETE"]),
-        Route("/v1/responses/{response_id}/input_items", responses.input_items),
+        Route("/v1/responses/{response_id}/input_items", InputItems(gateway, clock), methods=["GET"]),
         Route("/v1/load_lora_adapter", endpoints.load_lora, methods=["POST"]),
         Route("/v1/unload_lora_adapter", endpoints.unload_lora, methods=["POST"]),
         Route("/v1/models", endpoints.models),
@@ -213,27 +211,21 @@ class Post:
         self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request_id: str = scope["state"]["request_id"]
-        caller: Caller = scope["state"]["caller"]
         headers: Headers = scope["state"]["headers"]
         edge.check_encoding(headers)
-        lifetime = RequestLifetime(self._gateway.timeout_s(headers), scope["state"][ARRIVED_S], self._clock)
-        lifetime.check()
         exchange: Exchange | None = None
         try:
-            with caller.request(), self._gateway.admission.request(request_id, lifetime, caller.name) as hold:
-                exchange = Exchange(request_id, caller, lifetime, scope, receive, send, hold)
-                async with lifetime.running():
-                    chunks = edge.body_chunks(scope, receive)
-                    body = await self._gateway.read_body(chunks, edge.announced_bytes(headers), hold)
-                    async with lifetime.ended_by(lambda: edge.disconnected(receive)):
-                        request = await self._gateway.parse(self._parse, body, hold)
-                        del body
-                        await self._respond(exchange, request)
+            async with admitted(self._gateway, scope, receive, send, self._clock) as exchange:
+                chunks = edge.body_chunks(scope, receive)
+                body = await self._gateway.read_body(chunks, edge.announced_bytes(headers), exchange.hold)
+                async with exchange.lifetime.ended_by(lambda: edge.disconnected(receive)):
+                    request = await self._gateway.parse(self._parse, body, exchange.hold)
+                    del body
+                    await self._respond(exchange, request)
         except Exception as error:
             if exchange is None or exchange.streaming is None:
                 raise
-            last = exchange.streaming.failed(edge.as_known(error, request_id))
+            last = exchange.streaming.failed(edge.as_known(error, exchange.request_id))
             with suppress(TimeoutError):  # a client that does not read is cut off
                 async with asyncio.timeout(GRACE_S):
                     await send({"type": "http.response.body", "body": last, "more_body": False})

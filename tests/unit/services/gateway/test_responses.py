@@ -18,6 +18,7 @@ from triptych.domain.generation import ChoiceFinished, FieldsIgnored, FinishReas
 from triptych.domain.media import Modality
 from triptych.domain.sampling import Grammar, ResponseFormat, SamplingParams
 from triptych.errors import InvalidMedia
+from triptych.services.gateway import responses_form
 from triptych.services.gateway.request_fields import HEADER
 from triptych.services.gateway.response_store import StoreLimits
 
@@ -249,6 +250,46 @@ async def test_the_items_of_a_request_are_listed_by_pages(rest: Rest, router: Fa
     assert (newest["has_more"], rest_of["has_more"]) == (True, False)
     image = "data:image/png;base64," + base64.b64encode(PNG).decode()
     assert rest_of["data"][0]["content"][1]["image_url"] == image
+
+
+async def test_a_page_encodes_its_own_items_alone(rest: Rest, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[bytes] = []
+
+    def encode(data: bytes) -> bytes:
+        encoded.append(data)
+        return base64.b64encode(data)
+
+    monkeypatch.setattr(responses_form, "b64encode", encode)
+    message = {"role": "user", "content": [{"type": "input_image", "image_url": PNG_URL}]}
+    async with rest(FakeRouter()) as client:
+        made = (await client.post(PATH, json={**ASK, "input": [message] * 5})).json()
+        page = (await client.get(f"{PATH}/{made['id']}/input_items", params={"limit": 1})).json()
+    assert (len(page["data"]), page["has_more"], len(encoded)) == (1, True, 1)
+
+
+async def test_a_page_counts_as_a_request_of_its_key(rest: Rest, tmp_path: Path) -> None:
+    keys, alice, _ = key_file(tmp_path, "requests_per_minute = 2\n")
+    async with rest(FakeRouter(), keys=keys) as client:
+        made = (await client.post(PATH, json=ASK, headers=alice)).json()
+        url = f"{PATH}/{made['id']}/input_items"
+        assert [(await client.get(url, headers=alice)).status_code for _ in range(2)] == [200, 429]
+
+
+async def test_a_page_holds_its_bytes_until_it_is_sent(rest: Rest) -> None:
+    async with rest(FakeRouter(), max_body_bytes=2000, max_buffered_bytes=2000) as client:
+        messages = [{"role": "user", "content": "x" * 500} for _ in range(3)]
+        made = (await client.post(PATH, json={**ASK, "input": messages})).json()
+        url = f"{PATH}/{made['id']}/input_items"
+        codes = [(await client.get(url, params={"limit": limit})).status_code for limit in (1, 3)]
+    assert codes == [200, 429]
+
+
+async def test_a_stream_that_fails_ends_its_open_item_before_the_error(rest: Rest) -> None:
+    async with rest(FakeRouter([TokenChunk((1,), "Hel"), InvalidMedia("it is broken")])) as client:
+        events = RESPONSES.events((await client.post(PATH, json={**ASK, "stream": True})).text)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert [event["type"] for event in events[-3:]] == ["response.output_item.done", "error", "response.failed"]
+    assert events[-3]["item"]["status"] == "incomplete"
 
 
 async def test_what_is_not_to_be_stored_or_does_not_fit_is_not_there_later(rest: Rest, router: FakeRouter) -> None:
