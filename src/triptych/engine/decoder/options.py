@@ -18,7 +18,8 @@ class EngineOptions:
     vllm_args: str = ""
     """Engine vllm: command line with vLLM's own engine arguments (--gpu-memory-utilization, --tensor-parallel-size, ...)."""
     kv_cache_bytes: Positive = 256 << 20
-    """KV memory of running sequences; the rest caches prefixes."""
+    """KV memory of running sequences; the rest caches prefixes. States that are kept for prefixes take, on a GPU, at most 4 GiB of host
+    memory beside it."""
     preempted_kv_bytes: Annotated[int | None, Between(0)] = None
     """Host memory for keys and values of preempted sequences, which are copied back instead of recomputed: pinned on a GPU, on a
     CPU taken as it is used. Unset: as much as ``kv_cache_bytes``, at most 4 GiB. 0, or where copies are found slower at

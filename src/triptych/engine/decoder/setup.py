@@ -42,6 +42,8 @@ _SAME_HALF = 5e-2
 _PROOF = "proof"
 _PROVEN_TOKENS = 40
 """Tokens of the prompt by which packed passes are compared with those of transformers, and caches of sequences are learned."""
+_MOST_HOST_NBYTES = 4 << 30
+"""Most host memory for the kept states of a device with memory of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,7 +331,8 @@ def _cached(
     states = learned_states(runner, model_revision, prompt, partial(_are_close, share=_share(adapter)))
     keep_states = None
     if states is not None and runner.resumes:
-        keep_states = partial(KeptStates, kv_cache_bytes, states.kind.nbytes, border_tokens=options.border_tokens)
+        nbytes = kept_nbytes(kv_cache_bytes, device)
+        keep_states = partial(KeptStates, nbytes, states.kind.nbytes, border_tokens=options.border_tokens)
     return DecoderSetup(
         runner,
         blocks,
@@ -340,3 +343,8 @@ def _cached(
         states=states,
         keep_states=keep_states,
     )
+
+
+def kept_nbytes(kv_cache_bytes: int, device: torch.device) -> int:
+    """Most bytes of states kept for prefixes, which are in host memory: on a CPU a part of the KV memory."""
+    return kv_cache_bytes if device.type == "cpu" else min(kv_cache_bytes, _MOST_HOST_NBYTES)

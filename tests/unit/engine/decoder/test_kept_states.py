@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.unit.engine.decoder.test_loras import clear, load
 from tests.unit.engine.decoder.test_sequence_states import DECODERS, Model, by_choice, run_out, tokens_of
@@ -15,7 +16,7 @@ from tests.unit.engine.loras import make_lora, merged
 from tests.unit.engine.tiny import Question, engine_request, greedy, make_model, random_image, run
 from triptych.domain.engine import EngineRequest
 from triptych.engine.decoder.per_sequence_runner import PerSequenceModelRunner
-from triptych.engine.decoder.setup import KvOptions
+from triptych.engine.decoder.setup import KvOptions, kept_nbytes
 
 BORDER = 8
 KV = KvOptions(border_tokens=BORDER)
@@ -128,6 +129,12 @@ def test_drawn_choices_are_the_same_after_a_kept_state(convolutions: Model) -> N
         answers.append(by_choice(run_out(engine)))
     assert answers[0] == answers[1]
     assert engine.prefix_hits_tokens == last_border(len(request.token_ids))
+
+
+def test_states_of_a_gpu_take_a_bounded_part_of_host_memory() -> None:
+    assert kept_nbytes(80 << 30, torch.device("cuda")) == 4 << 30
+    assert kept_nbytes(1 << 30, torch.device("cuda")) == 1 << 30
+    assert kept_nbytes(80 << 30, torch.device("cpu")) == 80 << 30
 
 
 def test_borders_are_64_tokens_apart_by_default(convolutions: Model) -> None:
