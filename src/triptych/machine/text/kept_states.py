@@ -1,7 +1,7 @@
 """States kept for prefixes, of sequences whose layers overwrite their state: after the positions before fixed borders.
 
-A prompt's last border is kept, for what comes after the prompt, and so is the last one that an earlier prompt had as well: other
-prompts branch off there. The states take KV memory that sequences leave. When these need it, the least recently used ones go.
+A prompt's last border is kept, for what comes after the prompt, unless the prompt is short. So is the last one that an earlier prompt
+had as well: other prompts branch off there. The states take KV memory that sequences leave. When these need it, the least recently used ones go.
 """
 
 from collections import OrderedDict
@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 BORDER_TOKENS = 64
 """Linear attention computes as many tokens together: passes that end there round as one pass does."""
+LEAST_BORDERS = 2
+"""Borders of a prompt whose last one is kept before another prompt has it: an additional pass is much of what a shorter one costs."""
 _MOST_SEEN = 1 << 14
 """Borders of earlier prompts that are remembered: of a million tokens."""
 
@@ -49,7 +51,8 @@ class KeptStates:
             self._seen.move_to_end(prefix_hash)
         while len(self._seen) > _MOST_SEEN:
             self._seen.popitem(last=False)
-        positions = [border * self.border_tokens for border in sorted({shared, len(hashes)})]
+        borders = {shared, len(hashes)} if len(hashes) >= LEAST_BORDERS else {shared}
+        positions = [border * self.border_tokens for border in sorted(borders)]
         return tuple(count for count in positions if count and self._state_nbytes(count) <= self.nbytes)
 
     def take(self, prefix_hash: bytes, positions: int, nbytes: int) -> bytearray | None:

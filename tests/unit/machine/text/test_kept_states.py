@@ -42,7 +42,14 @@ def test_a_prompt_within_its_first_border_takes_one_pass_and_keeps_nothing() -> 
     engine = new_stateful_engine()
     for name in ("new", "again"):
         assert passes(engine, name, [1] * BORDER) == [(0, BORDER)]
-    assert passes(engine, "longer", [1] * (BORDER + 1)) == [(0, BORDER), (BORDER, 1)]
+
+
+def test_a_short_prompt_takes_a_second_pass_only_once_another_has_shared_its_border() -> None:
+    engine, short, long = new_stateful_engine(), [1] * (2 * BORDER), [2] * (2 * BORDER + 1)
+    assert passes(engine, "new", short) == [(0, 2 * BORDER)]
+    assert passes(engine, "again", short) == [(0, BORDER), (BORDER, BORDER)]
+    assert passes(engine, "third", short) == [(BORDER, BORDER)]
+    assert passes(engine, "long", long) == [(0, 2 * BORDER), (2 * BORDER, 1)]
 
 
 def test_kept_states_give_way_to_each_other_and_to_sequences() -> None:
@@ -71,7 +78,7 @@ def test_states_of_a_failed_sequence_are_not_reused() -> None:
 def test_a_preempted_sequence_goes_on_from_a_kept_state() -> None:
     """If memory for it is left until then: both grow in the same step."""
     engine = new_stateful_engine(blocks=17, kept_nbytes=1 << 12)
-    engine.add("old", [0] * 12, 24)
+    engine.add("old", [0] * 11, 25)
     engine.add("young", [1] * 20, 20)
     engine.run(100)
     preempted = next(number for number, step in enumerate(engine.steps) if step.preempted)
