@@ -293,7 +293,7 @@ class RunningBatch(Generic[S]):
 
     def take_border(self, sequence: S) -> bytearray | None:
         """Memory for the sequence's state, to be kept as it is now. None: it is not at a border, it is kept already, or there is no room."""
-        if self.kept is None or sequence.prefix_hashes is None or sequence.computed not in sequence.borders:
+        if self.kept is None or sequence.prefix_hashes is None or sequence.computed not in (sequence.borders or ()):
             return None
         prefix_hash = sequence.prefix_hashes.hashes[sequence.computed // self.kept.border_tokens - 1]
         return self.kept.take(prefix_hash, sequence.computed, self._unused_nbytes(self.kept))
@@ -396,6 +396,9 @@ class RunningBatch(Generic[S]):
         batch slots and blocks.
         """
         begun = [sequence for sequence in self._running if not (sequence.is_decoding or sequence.is_idle)]
+        if self.kept is not None:
+            for pending in begun:
+                moves.extend(self._take_late_state(pending, self.kept))
         started_beyond = 0
         while (sequence := self._next) is not None:
             while begun and begun[0].order < sequence.order:
@@ -459,11 +462,26 @@ class RunningBatch(Generic[S]):
             return ()
         hashes, size = sequence.prefix_hashes.hashes, kept.border_tokens
         found = kept.find(hashes[: (sequence.length - 1) // size])
-        sequence.borders = kept.borders(hashes[: (sequence.prompt_tokens - 1) // size])
+        if sequence.borders is None:
+            sequence.borders = kept.borders(hashes[: (sequence.prompt_tokens - 1) // size])
         if found is None:
             return ()
         sequence.computed, memory = found
         return (StateIn(sequence.sequence_id, sequence.computed, memory),)
+
+    def _take_late_state(self, sequence: S, kept: KeptStates) -> tuple[StateIn, ...]:
+        """The same for one that has blocks and has computed nothing, as what was to arrive is lost, or it succeeds its leader."""
+        if sequence.computed:
+            return ()
+        found = self._take_state(sequence, kept)
+        self._recount_cached(sequence)
+        return found
+
+    def _recount_cached(self, sequence: S) -> None:
+        """Count what it has now as cached from its first start on."""
+        if sequence.cached is not None and not sequence.preemptions:
+            self.prefix_hits_tokens += sequence.computed - sequence.cached
+            sequence.cached = sequence.computed
 
     def _restore(self, sequence: S, moves: list[Move]) -> None:
         """Copy back what the prefix cache has not kept."""
@@ -514,7 +532,7 @@ class RunningBatch(Generic[S]):
         return self.blocks_for(most)
 
     def _prefill(self, sequence: S) -> Prefill:
-        end = next((border for border in sequence.borders if border > sequence.computed), sequence.length)
+        end = next((border for border in sequence.borders or () if border > sequence.computed), sequence.length)
         bidirectional = sequence.bidirectional if self.limits.supports_chunked_prefill else (Span(0, end),)
         return Prefill(
             sequence.sequence_id,
@@ -545,6 +563,7 @@ class RunningBatch(Generic[S]):
         if not leader.followers:
             return None
         heir, *heir.followers = leader.followers
+        heir.borders = leader.borders
         self.blocks.transfer(leader.sequence_id, heir.sequence_id)
         return heir
 

@@ -34,8 +34,8 @@ class Sequence:
     """Whether it pauses at its next token."""
     paused: bool = False
     """Whether it gets no more tokens. It keeps its blocks until it is removed or preempted."""
-    borders: tuple[int, ...] = ()
-    """Positions within its prompt before which a pass ends, so that its state there is kept."""
+    borders: tuple[int, ...] | None = None
+    """Positions within its prompt before which a pass ends, so that its state there is kept. None until states are looked up for it."""
     copy: HostCopy | None = None
     """Positions that are in host memory, while it is preempted."""
     preemptions: int = 0

@@ -88,6 +88,30 @@ def test_a_preempted_sequence_goes_on_from_a_kept_state() -> None:
     assert again.first == 16
 
 
+def test_a_prompt_whose_transfer_is_lost_goes_on_from_a_kept_state() -> None:
+    engine, prompt = new_stateful_engine(), [0] * 26
+    passes(engine, "first", prompt[:20])
+    engine.add("lost", prompt, 1, arriving=26)
+    engine.step()
+    engine.batch.end_arrival("lost")
+    engine.run(10)
+    assert [(part.first, part.count) for step in engine.steps[-2:] for part in step.parts] == [(16, 8), (24, 2)]
+    assert (engine.batch.prefix_queries_tokens, engine.batch.prefix_hits_tokens) == (46, 16)
+    assert passes(engine, "again", prompt) == [(24, 2)], "its own state is kept"
+
+
+def test_a_choice_that_succeeds_its_leader_goes_on_from_a_kept_state() -> None:
+    engine = new_stateful_engine(token_budget=20)
+    passes(engine, "first", [0] * 20)
+    engine.add("large", [1] * 24, 1)
+    engine.add("choices", [0] * 26, 1, choices=2)
+    engine.step()
+    engine.batch.remove("choices", 0)
+    engine.run(10)
+    parts = [part for step in engine.steps for part in step.parts if part.sequence.sequence_id == "choices/1"]
+    assert [(part.first, part.count) for part in parts] == [(16, 8), (24, 2)]
+
+
 @settings(max_examples=examples(60), deadline=None)
 @given(
     requests=st.lists(
