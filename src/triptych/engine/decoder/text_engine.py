@@ -29,7 +29,7 @@ from triptych.engine.decoder.options import EngineOptions
 from triptych.engine.decoder.packed_runner import PackedModelRunner
 from triptych.engine.decoder.sampling import Sampled, sample
 from triptych.engine.decoder.sequence import EngineSequence, Limits, accept
-from triptych.engine.decoder.sequence_states import StateAccess, UnknownState
+from triptych.engine.decoder.sequence_states import StateAccess
 from triptych.engine.decoder.setup import DecoderSetup, KvOptions, build_runner
 from triptych.engine.families.adapters import CachingDecoderAdapter, UnprovenDecoderAdapter
 from triptych.engine.families.item_processor import ItemProcessor
@@ -420,13 +420,15 @@ class TransformersTextEngine:
 
     def _run(self, step: Step[EngineSequence]) -> list[EngineOutput]:
         self._drop(step.preempted)
-        self._move(step.moves)
-        if not step.parts:
+        lost = self._move(step.moves)
+        self._batch.lose_states(lost)
+        parts = [part for part in step.parts if part.sequence.sequence_id not in lost]
+        if not parts:
             return []
-        results = self._runner.run([self._forward_input(part) for part in step.parts])
+        results = self._runner.run([self._forward_input(part) for part in parts])
         outputs: list[EngineOutput] = []
         extended: list[tuple[EngineSequence, ForwardOutput]] = []
-        for part, result in zip(step.parts, results, strict=True):
+        for part, result in zip(parts, results, strict=True):
             if part.sequence.request_id not in self._batch:
                 continue  # another choice of it has failed just now
             if isinstance(result, EngineFailure):
@@ -445,13 +447,23 @@ class TransformersTextEngine:
                 outputs.append(self._extend(sequence, token))
         return outputs
 
-    def _move(self, moves: Iterable[Move]) -> None:
+    def _move(self, moves: Iterable[Move]) -> set[str]:
+        """Returns the ids of the sequences that have not got their states."""
         if self._mover is not None:
             self._mover.run(moves)
-        elif self._made.states is not None:
-            for move in moves:
-                if isinstance(move, StateIn):
-                    self._made.states.load(move.sequence_id, move.positions, memoryview(move.memory))
+            return set()
+        return {move.sequence_id for move in moves if isinstance(move, StateIn) and not self._load_state(move)}
+
+    def _load_state(self, move: StateIn) -> bool:
+        try:
+            if self._made.states is not None and self._made.states.load(
+                move.sequence_id, move.positions, memoryview(move.memory)
+            ):
+                return True
+            logger.error("sequence %s is computed whole: its state is of another kind", move.sequence_id)
+        except Exception:
+            logger.exception("sequence %s is computed whole: its state cannot be copied", move.sequence_id)
+        return False
 
     def _keep_state(self, sequence: EngineSequence) -> None:
         """Keep a sequence's state, if it is to be found by others."""
@@ -459,7 +471,7 @@ class TransformersTextEngine:
             return
         try:
             self._made.states.export(sequence.sequence_id, sequence.computed, memoryview(memory))
-        except UnknownState:
+        except Exception:
             logger.exception("the state of sequence %s cannot be kept", sequence.sequence_id)
             self._batch.discard_states(sequence)
 

@@ -21,6 +21,7 @@ return.
 
 from bisect import insort
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
@@ -302,6 +303,14 @@ class RunningBatch(Generic[S]):
         """Forget the kept states of its prefixes, which are not sound."""
         if self.kept is not None and sequence.prefix_hashes is not None:
             self.kept.discard(sequence.prefix_hashes.hashes)
+
+    def lose_states(self, sequence_ids: AbstractSet[str]) -> None:
+        """These have not got the states that they were to go on from. They are computed whole, and no other goes on from these states."""
+        for sequence in self._running:
+            if sequence.sequence_id in sequence_ids:
+                self.discard_states(sequence)
+                sequence.computed = 0
+                self._recount_cached(sequence)
 
     def _unused_nbytes(self, kept: KeptStates) -> int:
         """KV memory that sequences leave."""

@@ -16,6 +16,7 @@ from tests.unit.engine.loras import make_lora, merged
 from tests.unit.engine.tiny import Question, engine_request, greedy, make_model, random_image, run
 from triptych.domain.engine import EngineRequest
 from triptych.engine.decoder.per_sequence_runner import PerSequenceModelRunner
+from triptych.engine.decoder.sequence_states import SequenceStates
 from triptych.engine.decoder.setup import KvOptions, kept_nbytes
 
 BORDER = 8
@@ -135,6 +136,53 @@ def test_states_of_a_gpu_take_a_bounded_part_of_host_memory() -> None:
     assert kept_nbytes(80 << 30, torch.device("cuda")) == 4 << 30
     assert kept_nbytes(1 << 30, torch.device("cuda")) == 1 << 30
     assert kept_nbytes(80 << 30, torch.device("cpu")) == 80 << 30
+
+
+@pytest.mark.parametrize("harmed", ["raises", "refuses"])
+def test_a_request_whose_state_cannot_be_loaded_is_computed_whole_beside_others(
+    convolutions: Model, monkeypatch: pytest.MonkeyPatch, harmed: str
+) -> None:
+    engine, source = convolutions.engine(kv=KV), questions(convolutions)
+    question = next(source)
+    ask(engine, convolutions, "new", question)
+
+    def load(*_: Any) -> bool:
+        if harmed == "raises":
+            raise RuntimeError("out of memory")
+        return False
+
+    pairs = {"again": asked(convolutions, "again", question), "other": asked(convolutions, "other", next(source))}
+    with monkeypatch.context() as patched:
+        patched.setattr(SequenceStates, "load", load)
+        for request, _ in pairs.values():
+            engine.add(request)
+        outputs = run_out(engine)
+    for name, (_, expected) in pairs.items():
+        assert tokens_of(outputs, name) == expected
+    assert not any(output.cached_tokens for output in outputs)
+    assert engine.prefix_hits_tokens == 0
+    assert ask(engine, convolutions, "later", question)[1] > 0
+
+
+def test_a_request_whose_state_cannot_be_copied_out_goes_on_beside_others(
+    convolutions: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, source = convolutions.engine(kv=KV), questions(convolutions)
+    pairs = {name: (question := next(source), asked(convolutions, name, question)) for name in ("one", "other")}
+    export = SequenceStates.export
+
+    def fail_for_one(states: SequenceStates, sequence_id: str, positions: int, memory: memoryview) -> None:
+        if sequence_id == "one/0":
+            raise RuntimeError("out of memory")
+        export(states, sequence_id, positions, memory)
+
+    monkeypatch.setattr(SequenceStates, "export", fail_for_one)
+    for _, (request, _) in pairs.values():
+        engine.add(request)
+    outputs = run_out(engine)
+    for name, (_, (_, expected)) in pairs.items():
+        assert tokens_of(outputs, name) == expected
+    assert ask(engine, convolutions, "other again", pairs["other"][0])[1] > 0
 
 
 def test_borders_are_64_tokens_apart_by_default(convolutions: Model) -> None:
