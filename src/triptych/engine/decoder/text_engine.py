@@ -29,7 +29,7 @@ from triptych.engine.decoder.options import EngineOptions
 from triptych.engine.decoder.packed_runner import PackedModelRunner
 from triptych.engine.decoder.sampling import Sampled, sample
 from triptych.engine.decoder.sequence import EngineSequence, Limits, accept
-from triptych.engine.decoder.sequence_states import StateAccess
+from triptych.engine.decoder.sequence_states import StateAccess, UnknownState
 from triptych.engine.decoder.setup import DecoderSetup, KvOptions, build_runner
 from triptych.engine.families.adapters import CachingDecoderAdapter, UnprovenDecoderAdapter
 from triptych.engine.families.item_processor import ItemProcessor
@@ -467,10 +467,16 @@ class TransformersTextEngine:
 
     def _keep_state(self, sequence: EngineSequence) -> None:
         """Keep a sequence's state, if it is to be found by others."""
-        if self._made.states is None or (memory := self._batch.take_border(sequence)) is None:
+        states, kept = self._made.states, self._batch.kept
+        if states is None or kept is None or (memory := self._batch.take_border(sequence)) is None:
             return
         try:
-            self._made.states.export(sequence.sequence_id, sequence.computed, memoryview(memory))
+            states.export(sequence.sequence_id, sequence.computed, memoryview(memory))
+        except UnknownState:
+            logger.exception(
+                "no states are kept any more: that of sequence %s is another than at start", sequence.sequence_id
+            )
+            kept.stop()
         except Exception:
             logger.exception("the state of sequence %s cannot be kept", sequence.sequence_id)
             self._batch.discard_states(sequence)

@@ -70,6 +70,11 @@ class KeptStates:
         while self.held_nbytes > nbytes:
             self.held_nbytes -= len(self._kept.popitem(last=False)[1])
 
+    def stop(self) -> None:
+        """Keep nothing from now on."""
+        self.nbytes = 0
+        self.shrink(0)
+
     def validate(self) -> None:
         """Raises AssertionError unless all counts are consistent."""
         assert self.held_nbytes == sum(map(len, self._kept.values())), "bytes do not add up"

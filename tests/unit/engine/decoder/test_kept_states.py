@@ -16,7 +16,7 @@ from tests.unit.engine.loras import make_lora, merged
 from tests.unit.engine.tiny import Question, engine_request, greedy, make_model, random_image, run
 from triptych.domain.engine import EngineRequest
 from triptych.engine.decoder.per_sequence_runner import PerSequenceModelRunner
-from triptych.engine.decoder.sequence_states import SequenceStates
+from triptych.engine.decoder.sequence_states import SequenceStates, UnknownState
 from triptych.engine.decoder.setup import KvOptions, kept_nbytes
 
 BORDER = 8
@@ -183,6 +183,23 @@ def test_a_request_whose_state_cannot_be_copied_out_goes_on_beside_others(
     for name, (_, (_, expected)) in pairs.items():
         assert tokens_of(outputs, name) == expected
     assert ask(engine, convolutions, "other again", pairs["other"][0])[1] > 0
+
+
+def test_nothing_is_kept_any_more_once_a_state_is_unknown(
+    convolutions: Model, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, source = convolutions.engine(kv=KV), questions(convolutions)
+    ask(engine, convolutions, "kept", next(source))
+
+    def export(*_: Any) -> None:
+        raise UnknownState("the cache is built differently")
+
+    monkeypatch.setattr(SequenceStates, "export", export)
+    for name in ("second", "third"):
+        assert ask(engine, convolutions, name, next(source))[1] == 0
+    assert len(caplog.records) == 1
+    assert engine._batch.kept is not None
+    assert engine._batch.kept.held_nbytes == 0
 
 
 def test_borders_are_64_tokens_apart_by_default(convolutions: Model) -> None:
