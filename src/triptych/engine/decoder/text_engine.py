@@ -35,6 +35,7 @@ from triptych.engine.families.adapters import CachingDecoderAdapter, UnprovenDec
 from triptych.engine.families.item_processor import ItemProcessor
 from triptych.engine.families.registry import adapters_of
 from triptych.engine.fastest_products import choose_products, load_copies, unload_copies
+from triptych.engine.heap import trim
 from triptych.engine.lora import LoraLayers
 from triptych.engine.measuring import TextProbe
 from triptych.engine.part_weights import PartWeights
@@ -201,6 +202,7 @@ class TransformersTextEngine:
         self._batch.blocks.evict_cached()
         if self._batch.kept is not None:
             self._batch.kept.shrink(0)
+            trim()
 
     def _after_load(self) -> None:
         """Capture CUDA graphs again if the weights are elsewhere now."""

@@ -15,6 +15,7 @@ from tests.unit.engine.kv_transfer import access, go_on, prefill
 from tests.unit.engine.loras import make_lora, merged
 from tests.unit.engine.tiny import Question, engine_request, greedy, make_model, random_image, run
 from triptych.domain.engine import EngineRequest
+from triptych.engine.decoder import text_engine
 from triptych.engine.decoder.per_sequence_runner import PerSequenceModelRunner
 from triptych.engine.decoder.sequence_states import SequenceStates, UnknownState
 from triptych.engine.decoder.setup import KvOptions, kept_nbytes
@@ -200,6 +201,25 @@ def test_nothing_is_kept_any_more_once_a_state_is_unknown(
     assert len(caplog.records) == 1
     assert engine._batch.kept is not None
     assert engine._batch.kept.held_nbytes == 0
+
+
+def test_states_are_forgotten_and_their_memory_is_given_back_when_the_model_is_unloaded(
+    convolutions: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, question = convolutions.engine(kv=KV, can_unload=True), next(questions(convolutions))
+    tokens, _ = ask(engine, convolutions, "new", question)
+    weights, kept = engine.weights, engine._batch.kept
+    assert weights is not None
+    assert kept is not None
+    assert kept.held_nbytes > 0
+    held = list[int]()
+    monkeypatch.setattr(text_engine, "trim", lambda: held.append(kept.held_nbytes))
+    weights.before_unload()
+    weights.unload()
+    assert held == [0], "trimmed once all are gone"
+    weights.load()
+    weights.after_load()
+    assert ask(engine, convolutions, "again", question) == (tokens, 0)
 
 
 def test_borders_are_64_tokens_apart_by_default(convolutions: Model) -> None:
