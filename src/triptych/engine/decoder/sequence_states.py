@@ -8,6 +8,7 @@ does not go on from a copy as from the original, transfers nothing.
 import copy
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -127,8 +128,9 @@ def learned_states(
         states.load(_COPY, positions, memory)
         logits = [runner.probe(name, prompt[: positions + 1], positions) for name in (_ORIGINAL, _COPY)]
         if are_close(*logits):
-            states.load(_COPY, positions, memory)
-            runner.resumes = _resumes(runner, prompt, positions, are_close)
+            runner.resumes = _resumes(
+                runner, prompt, positions, partial(states.load, _COPY, positions, memory), are_close
+            )
             return states
         reason = "the decoder does not go on from a copy as from the original"
     except Exception as error:  # noqa: BLE001 - transformers' caches and decoders raise many types
@@ -143,17 +145,30 @@ def _resumes(
     runner: PerSequenceModelRunner,
     prompt: Sequence[int],
     positions: int,
+    load: Callable[[], bool],
     are_close: Callable[[torch.Tensor, torch.Tensor], bool],
 ) -> bool:
-    """Whether the rest of a prompt yields after ``_COPY``, a state after ``positions``, what the prompt does in one pass."""
+    """Whether several tokens after a state yield what the prompt does in one pass, and leave a state that does so.
+
+    ``load`` gives ``_COPY`` the state after ``positions``. What follows it is shorter than convolutions, or longer.
+    """
     if not runner.is_divisible:
         return False
     runner.resumes = True
     try:
-        return are_close(runner.probe(_COPY, prompt, positions), runner.probe(_ORIGINAL, prompt))
+        for end in (positions + 2, positions + 3, len(prompt)):
+            load()
+            longer = [*prompt[:end], prompt[0]]
+            for whole, first in ((longer[:-1], positions), (longer, end)):
+                original = runner.probe(_ORIGINAL, whole, first if first == end else 0)
+                if not are_close(runner.probe(_COPY, whole, first), original):
+                    logger.info("prompts take one pass: %d tokens after a state yield something else", end - positions)
+                    return False
     except Exception as error:  # noqa: BLE001 - transformers' decoders raise many types
         logger.info("prompts take one pass: %s", error)
         return False
+    else:
+        return True
 
 
 class StateAccess(BatchKvAccess):

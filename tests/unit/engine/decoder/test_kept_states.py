@@ -250,13 +250,18 @@ def test_a_state_of_one_adapter_is_used_by_no_other(convolutions: Model, tmp_pat
             assert bool(outputs[0].cached_tokens) is cached
 
 
+@pytest.mark.parametrize("tail", [2, 3, 4])
+@pytest.mark.parametrize("after", [False, True])
 def test_a_decoder_that_does_not_go_on_by_several_tokens_keeps_nothing(
-    convolutions: Model, monkeypatch: pytest.MonkeyPatch
+    convolutions: Model, monkeypatch: pytest.MonkeyPatch, tail: int, after: bool
 ) -> None:
+    """What it yields is wrong, or the state that it leaves."""
     probe = PerSequenceModelRunner.probe
+    tails: dict[str, int] = {}
 
     def harmed(runner: PerSequenceModelRunner, sequence_id: str, prompt: Any, first: int = 0) -> Any:
-        return probe(runner, sequence_id, prompt, first) + (first > 0 and len(prompt) - first > 1)
+        before, tails[sequence_id] = tails.get(sequence_id, 0), len(prompt) - first if first else 0
+        return probe(runner, sequence_id, prompt, first) + ((before if after else tails[sequence_id]) == tail)
 
     monkeypatch.setattr(PerSequenceModelRunner, "probe", harmed)
     engine = convolutions.engine(kv=KV)
