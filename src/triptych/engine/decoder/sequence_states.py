@@ -191,7 +191,7 @@ class StateAccess(BatchKvAccess):
             raise EngineFailure(str(error)) from error
 
     def _unpack(self, sequence: EngineSequence, segment: KvSegment, memory: memoryview) -> bool:
-        """A prompt is computed in one pass, so a state within it is of no use; nor is one that has the last token."""
+        """Takes states after the whole prompt only, as no others are sent; and none after the last token, which is computed here."""
         if segment.first or not sequence.prompt_tokens <= segment.end < sequence.length:
             return False
         return self._states.load(sequence.sequence_id, segment.end, memory)

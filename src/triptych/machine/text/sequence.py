@@ -22,7 +22,7 @@ class Sequence:
     """Most tokens of the answer."""
     bidirectional: tuple[Span, ...] = ()
     prefix_hashes: BlockHashes | None = None
-    """Of its full blocks; None if the prefix cannot be shared."""
+    """Of its full blocks, or up to its borders; None if the prefix cannot be shared."""
     queue_position: QueuePosition = FIRST_COME
     """The caller's queue position."""
     arrival: int = 0
