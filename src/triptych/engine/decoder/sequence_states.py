@@ -114,10 +114,12 @@ def learned_states(
     model_revision: str,
     prompt: Sequence[int],
     are_close: Callable[[torch.Tensor, torch.Tensor], bool],
+    are_close_resumed: Callable[[torch.Tensor, torch.Tensor], bool],
 ) -> SequenceStates | None:
     """The states of a runner's sequences; None, with a logged reason, if they cannot be copied.
 
     ``prompt``: a text of more than ``PROBE_TOKENS``. ``are_close``: whether logits are equal but for rounding.
+    ``are_close_resumed``: the same where prompts are divided within the tokens that linear attention computes together.
     """
     try:
         states = SequenceStates(runner, model_revision, prompt)
@@ -129,7 +131,7 @@ def learned_states(
         logits = [runner.probe(name, prompt[: positions + 1], positions) for name in (_ORIGINAL, _COPY)]
         if are_close(*logits):
             runner.resumes = _resumes(
-                runner, prompt, positions, partial(states.load, _COPY, positions, memory), are_close
+                runner, prompt, positions, partial(states.load, _COPY, positions, memory), are_close_resumed
             )
             return states
         reason = "the decoder does not go on from a copy as from the original"
