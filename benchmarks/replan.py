@@ -39,9 +39,9 @@ from triptych.cli.service_options import by_name, parse
 from triptych.cli.simulate.deployment import CostedModel, Hardware
 from triptych.domain.replanning import PlanQuestion, Proposal, in_letters
 from triptych.machine.pool_manager.plan import ReplanLimits
-from triptych.planning.record import PlanRecord, read, words, write
 from triptych.planning.search import Round
 from triptych.runtime.cores import usable_cores
+from triptych.runtime.plans import PlanRecord, read, words, write
 from triptych.sim.outcome import Outcome
 from triptych.sim.queues.run import simulate as by_queues
 from triptych.sim.run import simulate

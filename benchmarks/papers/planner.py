@@ -13,10 +13,10 @@ from triptych.planning.combination import METHODS, Combination, Wanted
 from triptych.planning.demand import SAMPLE, Demand
 from triptych.planning.planner import Question, search
 from triptych.planning.pools import Instance, Limits, Offer
-from triptych.planning.record import Placement
 from triptych.planning.search import Round
 from triptych.policy.costs import Costs
 from triptych.policy.roofline import DoesNotFit
+from triptych.runtime.plans import Placement
 from triptych.sim.scenario import Deployment
 from triptych.workload.report import Objectives
 from triptych.workload.requests import Mix

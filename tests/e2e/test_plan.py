@@ -20,8 +20,8 @@ from triptych.cli import ports
 from triptych.demo import MODEL_DIR
 from triptych.engine.delay import synthetic_profiles
 from triptych.planning.calibration import Calibration, kinds_of
-from triptych.planning.record import Figures, KindFigures, Placement, PlanRecord
 from triptych.runtime.host import cpu_name
+from triptych.runtime.plans import Figures, KindFigures, Placement, PlanRecord
 from triptych.runtime.profiles import write_profile
 from triptych.workload.report import Latency, Objectives
 

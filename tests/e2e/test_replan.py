@@ -19,8 +19,8 @@ from triptych.demo import MODEL_ID
 from triptych.domain.mix import Form
 from triptych.domain.replanning import PlanOutcome, PlanStatus
 from triptych.errors import TriptychError
-from triptych.planning.record import Budget
 from triptych.rpc.stubs import PoolManagerStub
+from triptych.runtime.plans import Budget
 from triptych.workload.report import Objectives, Record
 from triptych.workload.requests import Planned, Size
 

@@ -14,7 +14,7 @@ from triptych.cli.options import failures, taking
 from triptych.cli.outcome import CliError
 from triptych.cli.placement import DEFAULT_ROLES
 from triptych.cli.presets import PresetName
-from triptych.sim.fidelity import Fidelity
+from triptych.workload.fidelity import Fidelity
 
 if TYPE_CHECKING:
     from triptych.cli.simulate.command import Simulation

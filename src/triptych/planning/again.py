@@ -12,6 +12,7 @@ from math import ceil
 from triptych.domain.replanning import PlanQuestion, Proposal, by_role, in_letters, role_counts
 from triptych.domain.stage import INSTANCE_NAMES, Role
 from triptych.policy.roofline import DoesNotFit
+from triptych.runtime.plans import Budget, Placement, PlanRecord
 from triptych.sim.runs import Job, counted
 from triptych.workload.report import Objectives
 from triptych.workload.requests import Plan, synthetic
@@ -22,7 +23,6 @@ from .observed import ObservedMix
 from .offers import offers
 from .planner import WARM_UP, Factory
 from .pools import Offer
-from .record import Budget, Placement, PlanRecord
 from .shortlist import Shortlist, shortlist
 from .space import Bounds, points
 

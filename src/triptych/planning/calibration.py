@@ -14,7 +14,7 @@ from typing import Literal, Self
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from triptych.files import BadFile, read_text
-from triptych.planning.record import Placement
+from triptych.runtime.plans import Placement
 from triptych.workload.report import Latency, Record
 
 FILE_NAME = "verified.jsonl"

@@ -4,14 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import ceil, inf
 
-from triptych.workload.prices import Prices
-from triptych.workload.report import KindReport, Objectives, Record
-from triptych.workload.requests import KINDS
-
-from .closed_form import Point, roomy
-from .combination import METHODS
-from .planner import Findings, placement_of
-from .record import (
+from triptych.runtime.plans import (
     Budget,
     Candidate,
     Figures,
@@ -27,6 +20,13 @@ from .record import (
     ShadowPrice,
     Win,
 )
+from triptych.workload.prices import Prices
+from triptych.workload.report import KindReport, Objectives, Record
+from triptych.workload.requests import KINDS
+
+from .closed_form import Point, roomy
+from .combination import METHODS
+from .planner import Findings, placement_of
 from .search import Contender, Result
 from .shortlist import cheapest
 from .space import MOST_INSTANCES, Bounds, combinations, points

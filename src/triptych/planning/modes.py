@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil, inf
 
 from triptych.domain.stage import Role, Stage
+from triptych.runtime.plans import Placement
 from triptych.sim.limits import NotSimulated
 from triptych.sim.outcome import Outcome
 from triptych.sim.runs import CannotSimulate, Job, counted, side_by_side
@@ -19,7 +20,6 @@ from triptych.workload.requests import Plan
 from triptych.workload.workload import Workload
 
 from .planner import WARM_UP, Factory, Findings, Note, Progress, Question
-from .record import Placement
 from .search import Contender, Halving, Result
 
 _BEST = 2

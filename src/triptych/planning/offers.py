@@ -8,10 +8,10 @@ from triptych.policy.capacity import Capacity, ItemClass, Load, RequestClass, Te
 from triptych.policy.costs import Costs
 from triptych.policy.roofline import DoesNotFit
 from triptych.policy.sizing import choose_size
+from triptych.runtime.plans import Budget
 
 from .combination import Wanted
 from .pools import Instance, Limits, Offer
-from .record import Budget
 from .space import DEGREES, MOST_DEGREES
 
 _MOST_SEQUENCES = 512

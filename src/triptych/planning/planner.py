@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 from triptych.domain.instance import ModelInfo
 from triptych.domain.stage import INSTANCE_NAMES, Role, Stage
 from triptych.families.base import Family
+from triptych.runtime.plans import Budget, Options, PlacedPool, Placement
 from triptych.sim.limits import NotSimulated
 from triptych.sim.outcome import Outcome
 from triptych.sim.runs import CannotSimulate, Job, counted, side_by_side
@@ -22,7 +23,6 @@ from .closed_form import Point
 from .combination import Wanted
 from .demand import SAMPLE, Demand
 from .offers import Supplier, offers
-from .record import Budget, Options, PlacedPool, Placement
 from .search import ROUNDS, Aim, Contender, Halving, Round, Trial
 from .shortlist import Scored, Shortlist, shortlist
 from .space import Bounds, Offers, mixed, points

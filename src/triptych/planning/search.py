@@ -10,12 +10,11 @@ from math import inf
 from typing import Literal
 
 from triptych.domain.stage import Role
-from triptych.sim.fidelity import Fidelity
+from triptych.runtime.plans import Placement
 from triptych.sim.outcome import Outcome
+from triptych.workload.fidelity import Fidelity
 from triptych.workload.report import Objectives, Record, percentile, summarize
 from triptych.workload.search import Bracket, RateSearch
-
-from .record import Placement
 
 HEADROOM: Mapping["Purpose", float] = {"-20 %": 0.8, "+20 %": 1.2}
 """Shares of the plan's rate at which the last placements are tried as well."""

@@ -13,11 +13,11 @@ from operator import mul
 
 from triptych.domain.stage import Role
 from triptych.domain.tier import tier_name
+from triptych.runtime.plans import Budget
 
 from .closed_form import Point
 from .combination import METHODS, Combination, Counts, Method, Wanted
 from .pools import Instance
-from .record import Budget
 
 MOST_INSTANCES = 64
 """Instances of one role, at most."""

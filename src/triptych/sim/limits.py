@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Iterable, Mapping
 
+from triptych.workload.fidelity import Fidelity
 from triptych.workload.requests import Planned, WorkloadError
 
-from .fidelity import Fidelity
 from .scenario import Deployment
 
 _BY_SERVICES: Mapping[str, Callable[[Deployment], bool]] = {

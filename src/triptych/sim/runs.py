@@ -12,9 +12,9 @@ from triptych.runtime.cores import usable_cores
 from triptych.runtime.parent import end_with_parent
 from triptych.runtime.process import CannotStart
 from triptych.virtual.virtual_time import VirtualTimeError
+from triptych.workload.fidelity import Fidelity
 from triptych.workload.requests import Plan
 
-from .fidelity import Fidelity
 from .machines.run import simulate as simulate_machines
 from .outcome import Outcome
 from .queues.run import simulate as simulate_queues

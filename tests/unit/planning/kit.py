@@ -16,10 +16,10 @@ from triptych.planning.demand import Demand
 from triptych.planning.offers import offers
 from triptych.planning.planner import Findings, Question
 from triptych.planning.pools import Limits, Offer
-from triptych.planning.record import Budget, Made, Placement, PlanRecord
 from triptych.planning.search import Round
 from triptych.planning.space import Bounds, Offers, points
 from triptych.policy.roofline import DoesNotFit
+from triptych.runtime.plans import Budget, Made, Placement, PlanRecord
 from triptych.sim.scenario import Deployment
 from triptych.testing.fakes import FAKE_MODEL
 from triptych.workload.report import Objectives

@@ -15,7 +15,7 @@ from triptych.domain.stage import Role
 from triptych.planning.again import Conditions, Search
 from triptych.planning.demand import Demand
 from triptych.planning.observed import ObservedMix, request_of
-from triptych.planning.record import Budget
+from triptych.runtime.plans import Budget
 from triptych.workload.requests import Clip, Distribution, Size, WorkloadError, synthetic
 from triptych.workload.requests import Mix as Drawn
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.planning.kit import OBJECTIVES, ROUNDS, Factory, all_points, conclude, question, wanted
-from tests.unit.planning.test_record import PLACEMENT
+from tests.unit.runtime.test_plans import PLACEMENT
 from triptych.domain.stage import Role
 from triptych.planning.calibration import (
     LATEST,
@@ -22,7 +22,7 @@ from triptych.planning.calibration import (
     times_of,
 )
 from triptych.planning.planner import search
-from triptych.planning.record import Budget
+from triptych.runtime.plans import Budget
 from triptych.workload.report import Latency, Record
 from triptych.workload.requests import Planned
 

@@ -10,7 +10,7 @@ from tests.unit.sim.kit import MIX, deployment, plan
 from triptych.domain.stage import Role
 from triptych.planning.closed_form import Point
 from triptych.planning.combination import METHODS
-from triptych.planning.record import Budget
+from triptych.runtime.plans import Budget
 from triptych.sim.queues import run as queues
 from triptych.workload.report import Objectives, summarize
 from triptych.workload.requests import Distribution, Mix

@@ -14,7 +14,7 @@ from triptych.domain.scaling import Kind
 from triptych.domain.stage import Role
 from triptych.planning.modes import MODES, try_modes
 from triptych.planning.planner import Findings, Question, search
-from triptych.planning.record import Placement, PlanRecord
+from triptych.runtime.plans import Placement, PlanRecord
 from triptych.services.pool_manager.settings import PoolManagerSettings
 from triptych.services.text.settings import TextSettings
 from triptych.sim.scenario import Deployment

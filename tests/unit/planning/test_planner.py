@@ -9,8 +9,8 @@ from tests.unit.sim.kit import IMAGE, MIX
 from triptych.domain.stage import Role
 from triptych.planning import planner
 from triptych.planning.planner import Findings, Progress, Question, contender_of, search
-from triptych.planning.record import Budget, Options, Placement, PlanRecord
 from triptych.planning.shortlist import Scored
+from triptych.runtime.plans import Budget, Options, Placement, PlanRecord
 from triptych.sim.scenario import Deployment
 from triptych.workload.report import Objectives
 from triptych.workload.requests import Distribution, Mix, WorkloadError

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from triptych.domain.stage import Role
-from triptych.planning.record import Placement
 from triptych.planning.search import ROUNDS, Aim, Contender, Halving, Round, Trial
+from triptych.runtime.plans import Placement
 from triptych.sim.outcome import Outcome
 from triptych.workload.report import Objectives, Record
 from triptych.workload.requests import Planned

@@ -14,10 +14,10 @@ from triptych.planning.closed_form import Point
 from triptych.planning.combination import METHODS
 from triptych.planning.planner import contender_of, with_mixed
 from triptych.planning.pools import Offer
-from triptych.planning.record import Budget
 from triptych.planning.shortlist import Shortlist, shortlist
 from triptych.planning.space import Bounds, points
 from triptych.policy.roofline import DoesNotFit
+from triptych.runtime.plans import Budget
 from triptych.workload.requests import Distribution, Mix
 
 

@@ -15,7 +15,7 @@ from triptych.domain.replanning import PlanQuestion, Proposal, RoleCount, in_let
 from triptych.domain.scaling import Kind
 from triptych.domain.stage import Role
 from triptych.machine.pool_manager.plan import ReplanLimits
-from triptych.planning.record import Budget
+from triptych.runtime.plans import Budget
 from triptych.services.text.settings import TextSettings
 from triptych.sim.run import simulate
 from triptych.sim.scenario import Deployment

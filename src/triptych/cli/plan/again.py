@@ -12,8 +12,8 @@ from triptych.cli.plan.factory import ModelFactory
 from triptych.cli.plan.reading import hardware_of, load_of, settings_of
 from triptych.domain.replanning import PlanQuestion, Proposal
 from triptych.planning.again import Conditions, Search
-from triptych.planning.record import PlanRecord
 from triptych.policy.roofline import DoesNotFit
+from triptych.runtime.plans import PlanRecord
 from triptych.sim.limits import NotSimulated
 from triptych.sim.runs import CannotSimulate
 

@@ -17,7 +17,7 @@ from triptych.cli.plan.followed import followed_files
 from triptych.cli.plan.manifests import as_yaml, write_files
 from triptych.cli.plan.reading import option_names
 from triptych.cli.planning import BASE, COMPOSE_FILE, Target
-from triptych.planning.record import BadPlan, Candidate, PlanRecord, read
+from triptych.runtime.plans import BadPlan, Candidate, PlanRecord, read
 
 _OVERRIDE, _PROFILES, _PLAN = "docker-compose.plan.yml", "profiles", "plan"
 """What is written to the directory; files in the latter two have the same names in containers."""

@@ -24,9 +24,9 @@ from triptych.domain.profile import Profile
 from triptych.domain.scaling import Kind
 from triptych.domain.stage import Role, Stage
 from triptych.domain.tier import MAX_DEVICE, Tier, tier_name
-from triptych.planning.record import Placement, PlanRecord
 from triptych.runtime.catalogue import load_catalogue
 from triptych.runtime.hub import DEMO
+from triptych.runtime.plans import Placement, PlanRecord
 from triptych.runtime.profiles import write_profile
 from triptych.sim.scenario import Deployment
 

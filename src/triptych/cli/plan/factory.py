@@ -13,8 +13,8 @@ from triptych.domain.profile import Origin, Profile
 from triptych.domain.stage import ModelPart, Role
 from triptych.families.base import Family
 from triptych.planning.pools import Limits, Offer
-from triptych.planning.record import Options, Placement, words
 from triptych.policy.roofline import DoesNotFit, Target
+from triptych.runtime.plans import Options, Placement, words
 from triptych.runtime.process import CannotStart
 from triptych.services.encoder.settings import EncoderSettings
 from triptych.services.text.settings import TextSettings

@@ -9,7 +9,7 @@ from triptych.cli.plan.cluster import PlannedCluster
 from triptych.cli.plan.manifests import model_directory
 from triptych.domain.profile import Origin
 from triptych.files import BadFile, read_text
-from triptych.planning.record import BadPlan, PlanRecord, read
+from triptych.runtime.plans import BadPlan, PlanRecord, read
 
 PLAN, PROFILES = "/plan", "/profiles"
 """Directories in containers."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from html import escape
 from typing import Any
 
-from triptych.planning.record import Candidate, PlanRecord, words
+from triptych.runtime.plans import Candidate, PlanRecord, words
 from triptych.sim.html import document, figure, table
 from triptych.workload.report import Latency
 

@@ -11,7 +11,7 @@ from triptych.cli.hardware import simulated_hardware
 from triptych.cli.offered import Offered, offered
 from triptych.cli.options import taking
 from triptych.cli.simulating import read_line, simulate
-from triptych.planning.record import Options, Placement, PlanRecord, words
+from triptych.runtime.plans import Options, Placement, PlanRecord, words
 
 if TYPE_CHECKING:
     from triptych.cli.simulate.command import Simulation

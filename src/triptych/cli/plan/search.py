@@ -21,9 +21,9 @@ from triptych.planning.calibration import FILE_NAME, BadCalibration, Calibration
 from triptych.planning.conclusion import conclude
 from triptych.planning.modes import try_modes
 from triptych.planning.planner import Findings, Prefers, Progress, Question, search
-from triptych.planning.record import Made, Options, PlanRecord, write
 from triptych.planning.search import ROUNDS, Round
 from triptych.policy.roofline import DoesNotFit
+from triptych.runtime.plans import Made, Options, PlanRecord, write
 from triptych.sim.runs import CannotSimulate
 from triptych.workload.report import Objectives
 from triptych.workload.workload import Workload

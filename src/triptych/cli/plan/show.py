@@ -3,7 +3,7 @@
 from rich.console import Console
 from rich.table import Table
 
-from triptych.planning.record import Candidate, Infeasible, PlanRecord
+from triptych.runtime.plans import Candidate, Infeasible, PlanRecord
 from triptych.workload.report import Latency
 
 _MOST_REJECTED = 6

@@ -10,8 +10,8 @@ from triptych.cli.plan.cluster import PlannedCluster, Pool
 from triptych.cli.service_options import service_options
 from triptych.domain.scaling import Kind
 from triptych.domain.tier import Tier
-from triptych.planning.record import Options, words
 from triptych.runtime.hub import DEMO
+from triptych.runtime.plans import Options, words
 
 _SHARED = ("device", "dtype", "kv_cache_bytes", "kv_arena_bytes", "image_cache_bytes", "prepare_threads", "arena_bytes")
 """Settings of instances that ``triptych up`` has for all of them, of memory the least that a role has."""

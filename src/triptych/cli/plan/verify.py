@@ -18,7 +18,7 @@ from triptych.cli.plan.reading import load_of
 from triptych.cli.profile.first_use import cache_directory
 from triptych.cli.show import plain_console
 from triptych.planning.calibration import FILE_NAME, Figure, Verified, add, beside, factors_of, kinds_of, times_of
-from triptych.planning.record import Candidate, KindFigures, PlanRecord
+from triptych.runtime.plans import Candidate, KindFigures, PlanRecord
 from triptych.workload.report import PERCENTILES, Latency, Report, Run
 
 USUAL_ERROR = 0.3

@@ -17,11 +17,11 @@ from triptych.cli.simulate.goodput import GoodputSearch
 from triptych.cli.simulate.runs import Case, Ran, run_all
 from triptych.errors import TriptychError
 from triptych.sim import html, perfetto
-from triptych.sim.fidelity import Fidelity
 from triptych.sim.limits import check
 from triptych.sim.outcome import STEPS, Outcome, waterfall
 from triptych.sim.prepare import PlannedPrepare, chat_request
 from triptych.sim.scenario import Deployment
+from triptych.workload.fidelity import Fidelity
 from triptych.workload.prices import Prices
 from triptych.workload.report import Objectives, Report, goodput, summarize
 from triptych.workload.requests import Planned, WorkloadError

@@ -8,9 +8,9 @@ from typing import Any
 
 from tests.command_line import invoke
 from tests.unit.families.test_architecture import PUBLISHED
-from tests.unit.planning.test_record import PLAN
+from tests.unit.runtime.test_plans import PLAN
 from triptych.domain.stage import Role
-from triptych.planning.record import Budget, Candidate, Placement, PlanRecord, write
+from triptych.runtime.plans import Budget, Candidate, Placement, PlanRecord, write
 
 CONFIG = PUBLISHED["llava-1.5-7b"][1] | {"torch_dtype": "float16"}
 

@@ -13,7 +13,7 @@ from tests.unit.cli.plan.plans import config, placement, plan_of, written
 from triptych.domain.mix import Form, Mix
 from triptych.domain.replanning import PlanQuestion, Proposal, RoleCount, by_role
 from triptych.domain.stage import Role
-from triptych.planning.record import Budget
+from triptych.runtime.plans import Budget
 from triptych.workload.report import Objectives
 
 QUESTION = PlanQuestion(

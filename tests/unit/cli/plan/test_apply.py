@@ -39,8 +39,8 @@ from triptych.domain.pool_sizes import parse_bounds
 from triptych.domain.profile import Origin
 from triptych.domain.scaling import Kind
 from triptych.domain.stage import Role
-from triptych.planning.record import Budget, PlacedPool, Placement, PlanRecord, read
 from triptych.policy.costs import Costs
+from triptych.runtime.plans import Budget, PlacedPool, Placement, PlanRecord, read
 from triptych.runtime.profiles import read_profiles
 from triptych.runtime.settings import ServiceSettings
 from triptych.services.encoder.settings import EncoderSettings

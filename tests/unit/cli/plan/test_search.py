@@ -20,7 +20,7 @@ from triptych.cli.plan.factory import ModelFactory
 from triptych.cli.simulate.deployment import Hardware
 from triptych.domain.stage import Role
 from triptych.planning.planner import Question
-from triptych.planning.record import PlanRecord, read
+from triptych.runtime.plans import PlanRecord, read
 
 pytestmark = pytest.mark.slow
 

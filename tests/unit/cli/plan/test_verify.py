@@ -10,11 +10,11 @@ import pytest
 
 from tests.unit.cli.plan.plans import placement, plan_of, triptych, written
 from tests.unit.cli.test_main import Stub
-from tests.unit.planning.test_record import PLAN
+from tests.unit.runtime.test_plans import PLAN
 from tests.unit.services.gateway.fakes import HELLO
 from triptych.errors import Overloaded
 from triptych.planning.calibration import Calibration, kinds_of
-from triptych.planning.record import Figures, KindFigures, PlanRecord
+from triptych.runtime.plans import Figures, KindFigures, PlanRecord
 from triptych.workload.report import Latency, Objectives
 
 PLACED = placement({"EPD": 1})

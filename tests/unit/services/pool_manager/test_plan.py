@@ -22,9 +22,9 @@ from triptych.domain.windows import ClassWindow, NamedClass, WindowReport
 from triptych.errors import TriptychError, Unavailable
 from triptych.machine.pool_manager.plan import ReplanLimits
 from triptych.machine.pool_manager.reports import RouterReports
-from triptych.planning.record import Budget, PlanRecord
 from triptych.policy.moving import PoolSize
 from triptych.runtime.metrics import Metrics
+from triptych.runtime.plans import Budget, PlanRecord
 from triptych.runtime.process import CannotStart
 from triptych.runtime.tasks import TaskScope
 from triptych.services.pool_manager import gauges

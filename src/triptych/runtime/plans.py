@@ -15,7 +15,7 @@ from triptych.domain.scaling import Kind
 from triptych.domain.stage import Role, Stage
 from triptych.domain.tier import tier_name
 from triptych.files import BadFile, read_bytes
-from triptych.sim.fidelity import Fidelity
+from triptych.workload.fidelity import Fidelity
 from triptych.workload.prices import Prices
 from triptych.workload.report import Latency, Objectives
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from triptych.domain.stage import Role
-from triptych.planning.record import (
+from triptych.runtime.plans import (
     BadPlan,
     Budget,
     Candidate,
