@@ -10,6 +10,7 @@ from triptych.rpc.stubs import ScalerStub
 from triptych.runtime.admin import Query
 from triptych.runtime.clock import hours
 from triptych.runtime.host import machine_name, new_epoch
+from triptych.runtime.plans import BadPlan
 from triptych.runtime.process import CannotStart, known_profiles, tls_identity
 from triptych.runtime.telemetry import Telemetry
 from triptych.runtime.tls import REDIS, TlsIdentity
@@ -18,7 +19,6 @@ from triptych.wire.documents import manager_document
 
 from .build import build
 from .gauges import watch
-from .plan import BadPlan
 from .record import ManagerRecord
 from .service import PoolManagerService
 from .servicer import SERVICE_NAME, PoolManagerServicer

@@ -30,8 +30,6 @@ def build(
     advises.
     """
     plan = None if settings.plan is None else FollowedPlan.read(settings.plan)
-    if plan is not None and settings.replan:
-        plan.check_movable()
     service = PoolManagerService(
         settings,
         world,

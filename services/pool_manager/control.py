@@ -294,15 +294,12 @@ class Control:
             return
         model = replanning.plan.model
         members = [member for name, pool in members_of.items() if name.model == model for member in pool]
-        pools: dict[Role, PoolSize] = {}
+        pools: dict[PoolName, PoolSize] = {}
         if self.acting is Acting.ALL:
             for name, pool in self.pools.items():
                 if name.model == model:
-                    if name.role in pools:
-                        replanning.pause(f"{name.role} has several tiers, of which a plan does not know")
-                        return
                     bounds = self._bounds(name)
-                    pools[name.role] = PoolSize(pool.machine.wanted, bounds.least, bounds.most)
+                    pools[name] = PoolSize(pool.machine.wanted, bounds.least, bounds.most)
         replanning.tick(members, pools, self.reports.get(model))
 
     def _bounds(self, name: PoolName) -> Bounds:

@@ -10,6 +10,7 @@ from triptych.domain.pool import MemberCondition, MemberStatus
 from triptych.domain.replanning import Drift, PlanDecision, PlanOutcome, PlanQuestion, PlanStatus, in_letters
 from triptych.domain.scaling import PoolName
 from triptych.domain.stage import Role, Stage
+from triptych.domain.windows import ClassWindow
 from triptych.errors import TriptychError
 from triptych.machine.pool_manager.plan import PlanMachine, ReplanLimits
 from triptych.machine.pool_manager.plan_events import (
@@ -67,12 +68,16 @@ class Replanning:
         """By how much what was found last is better, as a share; 0 if nothing is, or it is there."""
 
     def tick(
-        self, members: Sequence[MemberStatus], pools: Mapping[Role, PoolSize], reports: RouterReports | None
+        self, members: Sequence[MemberStatus], pools: Mapping[PoolName, PoolSize], reports: RouterReports | None
     ) -> None:
         """Decide, given the members of the plan's model now. ``pools``: empty where nothing starts and stops instances."""
-        instances = tuple(placed for member in members if (placed := _placed(member)) is not None)
+        instances = tuple(placed for member in members if (placed := self._placed(member)) is not None)
+        sizes = {self.plan.kind_of(pool): size for pool, size in pools.items()}
+        if len(sizes) < len(pools):
+            self.pause("a role has more tiers than in the plan")
+            return
         self._held = None
-        self._feed(PlanTick(*self._seen(reports), instances, pools))
+        self._feed(PlanTick(*self._seen(reports), instances, sizes))
 
     def pause(self, reason: str) -> None:
         """Nothing may be ordered now."""
@@ -82,24 +87,44 @@ class Replanning:
     def size(self, pool: PoolName) -> PlannedSize | None:
         """The size that the plan has for a pool; None where it does not decide on it."""
         held = self._held
-        if held is None or pool.model != self.plan.model or pool.role not in held.sizes:
+        if held is None or pool.model != self.plan.model or (kind := self.plan.kind_of(pool)) not in held.sizes:
             return None
-        return PlannedSize(held.sizes[pool.role], held.reason, held.drain)
+        return PlannedSize(held.sizes[kind], held.reason, held.drain)
 
     def bounds_of(self, pool: PoolName) -> Bounds | None:
         """Sizes that the plan lets a pool have; None if it does not say it."""
         return self.plan.bounds_of(pool, replans=self.replans)
 
+    def _placed(self, member: MemberStatus) -> Placed | None:
+        """A member as an instance that can be moved; None for one that is not active, or serves nothing yet."""
+        registration = member.registration
+        if (pool := registration.pool) is None or member.condition is not MemberCondition.ACTIVE or not member.open:
+            return None
+        faulty = frozenset(closed.stage for closed in member.load.closed if closed.fault)
+        wanted, serves = member.wanted, Role.of(member.open)
+        settled = member.is_as_wanted or wanted is None or bool(wanted.stages & faulty)
+        switchable = frozenset[Stage]() if registration.switchable is None else registration.switchable.stages - faulty
+        return Placed(
+            registration.instance_id,
+            self.plan.kind_of(pool),
+            serves if settled or wanted is None else wanted,
+            settled,
+            switchable,
+            sum(load.pending for load in member.load.stages.values()),
+        )
+
     def _seen(self, reports: RouterReports | None) -> tuple[Mix, float, float]:
-        """The mix and the rate of the shortest window with enough requests, and its length. What waits is to be served as well."""
+        """The mix and the rate of the shortest window with enough requests, and its length. What waits is to be served as well. A rate that
+        falls is that of the longest window: a placement that is too small by chance would make requests late.
+        """
         window_s = self._limits.drift_persists_s
         if reports is None:
             return NO_REQUESTS, 0.0, window_s
         now_s = self._clock()
         while (mix := reports.mix(window_s, now_s)).requests < self._limits.drift_requests and window_s < LONG_S:
             window_s = min(2 * window_s, LONG_S)
-        rate = reports.per_s(window_s, now_s, lambda classes: sum(window.arrivals for window in classes.values()))
-        return mix, (rate or 0.0) + reports.waiting(now_s) / _CATCH_UP_S, window_s
+        rates = (reports.per_s(seconds, now_s, _arrivals) or 0.0 for seconds in (window_s, LONG_S))
+        return mix, max(rates) + reports.waiting(now_s) / _CATCH_UP_S, window_s
 
     def _feed(self, event: PlanEvent) -> None:
         for effect in self._machine.handle(event, self._clock()):
@@ -154,23 +179,8 @@ class Replanning:
         self._machine.validate()
 
 
-def _placed(member: MemberStatus) -> Placed | None:
-    """A member as an instance that can be moved; None for one that is not active, or serves nothing yet."""
-    registration = member.registration
-    if registration.role is None or member.condition is not MemberCondition.ACTIVE or not member.open:
-        return None
-    faulty = frozenset(closed.stage for closed in member.load.closed if closed.fault)
-    wanted, serves = member.wanted, Role.of(member.open)
-    settled = member.is_as_wanted or wanted is None or bool(wanted.stages & faulty)
-    switchable = frozenset[Stage]() if registration.switchable is None else registration.switchable.stages - faulty
-    return Placed(
-        registration.instance_id,
-        registration.role,
-        serves if settled or wanted is None else wanted,
-        settled,
-        switchable,
-        sum(load.pending for load in member.load.stages.values()),
-    )
+def _arrivals(classes: Mapping[str, ClassWindow]) -> float:
+    return sum(window.arrivals for window in classes.values())
 
 
 def _log(model: str, decision: PlanDecision) -> None:

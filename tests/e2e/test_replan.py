@@ -18,9 +18,10 @@ from triptych.cli.cluster import LocalCluster
 from triptych.demo import MODEL_ID
 from triptych.domain.mix import Form
 from triptych.domain.replanning import PlanOutcome, PlanStatus
+from triptych.domain.stage import Role
 from triptych.errors import TriptychError
 from triptych.rpc.stubs import PoolManagerStub
-from triptych.runtime.plans import Budget
+from triptych.runtime.plans import Budget, PlacedPool, Placement
 from triptych.workload.report import Objectives, Record
 from triptych.workload.requests import Planned, Size
 
@@ -29,6 +30,7 @@ TEXT_S, IMAGES_S, AGAIN_S = 30.0, 110.0, 110.0
 OBJECTIVES = Objectives(1.5, 0.3)
 IMAGE = Size(112, 112)
 MIX = (Form("text", 300, 300, prompt_tokens=600 * 20, output_tokens=300 * 12),)
+SETTINGS = {"max-sequences": "16", "max-batch-items": "1"}
 FOLLOWING = (
     "--replan",
     "--drift-persists-s=5",
@@ -77,11 +79,31 @@ def requests() -> list[Planned]:
     return planned
 
 
-async def served(folder: Path, options: Mapping[str, tuple[str, ...]]) -> tuple[list[Record], Watched]:
+async def served(
+    folder: Path, placed: Placement, devices: Mapping[str, int | None], **common: str
+) -> tuple[list[Record], Watched]:
+    """What a cluster that follows a plan has answered. ``common``: options of the plan beside its profiles."""
+    profiles = sleeping_profiles(folder)
+    common |= {"profiles": str(profiles)}
+    made = plan_of(placed, common=common, objectives=OBJECTIVES, budget=Budget(devices, None, RATE))
+    plan = written(folder, replace(made, mix=MIX))
+    delayed, known = (f"--delay-profile={profiles}",), (f"--profiles={profiles}",)
+    options = {
+        "encoder": (*delayed, "--max-batch-items=1"),
+        "mounted_encoder": ("--max-batch-items=1",),
+        "text": (*delayed, "--max-sequences=16"),
+        "router": (*known, "--slo=ttft=1.5s,tbt=300ms"),
+        "pool_manager": (*known, f"--plan={plan}", *FOLLOWING),
+    }
     records: list[Record] = []
     watched = Watched()
     async with LocalCluster(
-        roles="EPD:1", switchable=True, autoscale=True, options=options, log_dir=folder / "logs", drain_s=20.0
+        roles=placed.roles_text,
+        switchable=True,
+        autoscale=True,
+        options=options,
+        log_dir=folder / "logs",
+        drain_s=20.0,
     ) as cluster:
         manager = PoolManagerStub(cluster.manager_target)
         endpoint = bench.Endpoint(cluster.url, timeout_s=120.0)
@@ -96,22 +118,8 @@ async def served(folder: Path, options: Mapping[str, tuple[str, ...]]) -> tuple[
 @pytest.mark.extended
 @pytest.mark.timeout(600)
 async def test_instances_follow_the_mix_and_no_request_fails(tmp_path: Path) -> None:
-    profiles = sleeping_profiles(tmp_path)
-    placed = placement({"EPD": 1}, prepare_cores=1, settings={"max-sequences": "16", "max-batch-items": "1"})
-    made = plan_of(
-        placed, common={"profiles": str(profiles)}, objectives=OBJECTIVES, budget=Budget({"cpu": MOST}, None, RATE)
-    )
-    plan = written(tmp_path, replace(made, mix=MIX))
-    delayed, known = (f"--delay-profile={profiles}",), (f"--profiles={profiles}",)
-    limits = ("--max-sequences=16",)
-    options = {
-        "encoder": (*delayed, "--max-batch-items=1"),
-        "mounted_encoder": ("--max-batch-items=1",),
-        "text": (*delayed, *limits),
-        "router": (*known, "--slo=ttft=1.5s,tbt=300ms"),
-        "pool_manager": (*known, f"--plan={plan}", *FOLLOWING),
-    }
-    records, watched = await served(tmp_path, options)
+    placed = placement({"EPD": 1}, prepare_cores=1, settings=SETTINGS)
+    records, watched = await served(tmp_path, placed, {"cpu": MOST})
     failed = [record.error for record in records if not record.ok]
     assert not failed
     assert watched.last is not None
@@ -122,6 +130,30 @@ async def test_instances_follow_the_mix_and_no_request_fails(tmp_path: Path) -> 
     assert watched.most > 1, story
     assert watched.instance_s <= 0.8 * watched.most * (TEXT_S + IMAGES_S + AGAIN_S), story
     assert sum(entry.count for entry in watched.last.present) < watched.most, story
+
+
+@pytest.mark.extended
+@pytest.mark.timeout(600)
+async def test_counts_move_within_tiers_and_the_dear_one_is_given_up(tmp_path: Path) -> None:
+    catalogue = tmp_path / "catalogue.toml"
+    catalogue.write_text(
+        "".join(
+            f'[device.{name}]\nlike = "cpu"\nprice = {{ usd_per_hour = {usd}, date = "2026-11-30", source = "a test" }}\n'
+            for name, usd in (("cheap", 1), ("dear", 3))
+        )
+    )
+    placed = placement(
+        {"EPD": 1}, "cheap", prepare_cores=1, settings=SETTINGS, more=(PlacedPool(Role.EPD, 1, "dear", 1),)
+    )
+    records, watched = await served(tmp_path, placed, {"cheap": 3, "dear": 2}, catalogue=str(catalogue))
+    assert watched.last is not None
+    story = json.dumps([_said(watched.last), watched.instance_s, watched.most])
+    assert not [record.error for record in records if not record.ok], story
+    assert PlanOutcome.FAILED not in watched.seen, story
+    moved = [decision for decision in watched.last.decisions if decision.outcome is PlanOutcome.MOVED]
+    assert moved, story
+    assert any(entry.tier == "cheap" and entry.count > 1 for move in moved for entry in move.wanted), story
+    assert {entry.tier for entry in watched.last.present} == {"cheap"}, story
 
 
 def _said(plan: PlanStatus) -> list[Any]:

@@ -6,30 +6,39 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from triptych.domain.mix import Mix
+from triptych.domain.scaling import Kind
 from triptych.domain.stage import INSTANCE_NAMES, Role
 
-Counts = Mapping[Role, int]
-"""Instances by role."""
+Counts = Mapping[Kind, int]
+"""Instances by role and tier."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoleCount:
     role: Role
     count: int
+    tier: str = ""
+    """Their devices; empty where all instances are on devices of one kind and number."""
+
+    @property
+    def kind(self) -> Kind:
+        return Kind(self.role, self.tier)
 
 
 def role_counts(counts: Counts) -> tuple[RoleCount, ...]:
     """In the usual order of roles, without those that have no instance."""
-    return tuple(RoleCount(role, counts[role]) for role in INSTANCE_NAMES if counts.get(role))
+    order = list(INSTANCE_NAMES)
+    kinds = sorted(counts, key=lambda kind: (order.index(kind.role), kind.tier))
+    return tuple(RoleCount(kind.role, counts[kind], kind.tier) for kind in kinds if counts[kind])
 
 
-def by_role(counts: tuple[RoleCount, ...]) -> Counter[Role]:
-    return Counter({entry.role: entry.count for entry in counts})
+def by_kind(counts: tuple[RoleCount, ...]) -> Counter[Kind]:
+    return Counter({entry.kind: entry.count for entry in counts})
 
 
 def in_letters(counts: tuple[RoleCount, ...]) -> str:
     """As ``--roles`` has them: ``E:2,PD:1``."""
-    return ",".join(f"{entry.role.value}:{entry.count}" for entry in counts) or "nothing"
+    return ",".join(f"{entry.kind}:{entry.count}" for entry in counts) or "nothing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +67,10 @@ class PlanQuestion:
     mix: Mix
     rate: float
     """Requests per second."""
-    roles: frozenset[Role]
-    """Roles that instances can be given."""
-    most: int
-    """Instances that there can be."""
+    kinds: frozenset[Kind]
+    """Roles that instances can be given, on each tier."""
+    most: Mapping[str, int]
+    """Instances that there can be on each tier."""
     scales: bool
     """Whether instances can be started and stopped."""
     gain: float

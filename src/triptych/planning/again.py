@@ -1,30 +1,34 @@
 """A plan made again for the mix that is seen: whether another placement, which the cluster can become, is better by enough.
 
 The closed form chooses a few placements, and queues simulate them and the present one, all under the same requests. Settings and kinds of
-devices stay as they are. It takes seconds on one core.
+devices stay as they are: those of an instance, and with several kinds (tiers) of all. It takes seconds on one core.
 """
 
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from math import ceil
 
-from triptych.domain.replanning import PlanQuestion, Proposal, by_role, in_letters, role_counts
+from triptych.domain.replanning import PlanQuestion, Proposal, by_kind, in_letters, role_counts
+from triptych.domain.scaling import Kind
 from triptych.domain.stage import INSTANCE_NAMES, Role
 from triptych.policy.roofline import DoesNotFit
-from triptych.runtime.plans import Budget, Placement, PlanRecord
+from triptych.runtime.plans import Budget, PlacedPool, Placement, PlanRecord
 from triptych.sim.runs import Job, counted
 from triptych.workload.report import Objectives
 from triptych.workload.requests import Plan, synthetic
 
+from .closed_form import Point
 from .combination import Wanted
 from .demand import SAMPLE, Demand
 from .observed import ObservedMix
 from .offers import offers
-from .planner import WARM_UP, Factory
+from .planner import WARM_UP, Factory, placement_of
 from .pools import Offer
 from .shortlist import Shortlist, shortlist
-from .space import Bounds, points
+from .space import Bounds, mixed, points
 
 _MOST = 8
 """Placements that are simulated beside the present one."""
@@ -55,21 +59,23 @@ class Search:
         self._conditions = conditions
         self._objectives: Objectives = plan.objectives
         self._attainment = plan.attainment
-        self._deployed = plan.candidates[0].placement.plain
+        self._deployed = plan.candidates[0].placement.queued
+        self._tiers = self._deployed.hardware
+        self._prices = self._priced()
         self._budget = self._bounded(plan)
         self._observed = ObservedMix.of(question.mix, factory.family, factory.info)
         self._plans: dict[tuple[float, int], Plan] = {}
-        self._shares: dict[tuple[tuple[tuple[Role, int], ...], float], float] = {}
+        self._shares: dict[tuple[str, float], float] = {}
 
     def run(self) -> Proposal:
         question = self._question
-        present = self._placement(by_role(question.present))
+        present = self._placement(by_kind(question.present))
+        cost = self._cost(present)
         short = self._share(present, question.rate / _HEADROOM) < self._attainment
         cheaper = [
             placement
             for placement in self._candidates()
-            if placement.roles != present.roles
-            and (short or _instances(placement) <= (1 - question.gain) * _instances(present))
+            if placement.pools != present.pools and (short or self._cost(placement) <= (1 - question.gain) * cost)
         ]
         for placement in cheaper:
             if self._share(placement, _HEADROOM * question.rate) >= self._attainment:
@@ -86,26 +92,59 @@ class Search:
         return Proposal(question.present, 0.0, f"{in_letters(question.present)} {what} by {question.gain:.0%}")
 
     def _proposed(self, placement: Placement, present: Placement, *, short: bool) -> Proposal:
-        question, wanted = self._question, role_counts(placement.roles)
+        question, wanted = self._question, role_counts(self._counts(placement.pools.values()))
         own, of_present = (self._share(each, question.rate) for each in (placement, present))
         figures = f"{own:.0%} of the requests within the objectives at {question.rate:.3g} requests/s, {of_present:.0%} with {in_letters(question.present)}"
         if short:
             return Proposal(wanted, max(0.0, own - of_present), figures)
-        saved = 1 - _instances(placement) / _instances(present)
-        return Proposal(wanted, saved, f"{saved:.0%} fewer instances; {figures}")
+        saved = 1 - self._cost(placement) / self._cost(present)
+        cheaper = "cheaper" if len(self._tiers) > 1 else "fewer instances"
+        return Proposal(wanted, saved, f"{saved:.0%} {cheaper}; {figures}")
+
+    # --- tiers --------------------------------------------------------------------------------------------------------
+
+    def _counts(self, pools: Iterable[PlacedPool]) -> Counter[Kind]:
+        tiers = {devices: tier for tier, devices in self._tiers.items()}
+        return Counter({Kind(pool.role, tiers[pool.device, pool.degree]): pool.count for pool in pools})
+
+    def _placement(self, counts: Counter[Kind]) -> Placement:
+        """As the deployed one, with other pools. Raises ValueError for an unknown tier."""
+        if unknown := {kind.tier for kind in counts} - self._tiers.keys():
+            raise ValueError(f"the plan has no tier {', '.join(map(repr, sorted(unknown)))}")
+        order = list(INSTANCE_NAMES)
+        kinds = sorted((kind for kind in counts if counts[kind]), key=lambda kind: (order.index(kind.role), kind.tier))
+        pools = [PlacedPool(kind.role, counts[kind], *self._tiers[kind.tier]) for kind in kinds]
+        return Placement.of(pools, self._deployed.prepare_cores, self._deployed.settings)
+
+    def _priced(self) -> Mapping[str, float]:
+        """The price of an instance on each tier; its devices where one tier has no price."""
+        prices = {}
+        for pool in self._deployed.pools.values():
+            [kind] = self._counts([pool])
+            prices[kind.tier] = self._factory.offer(pool.role, pool.device, pool.degree).usd_per_hour
+        if None in prices.values():
+            return {tier: float(degree) for tier, (_, degree) in self._tiers.items()}
+        return {tier: price or 0.0 for tier, price in prices.items()}
+
+    def _cost(self, placement: Placement) -> float:
+        counts = self._counts(placement.pools.values())
+        return sum(count * self._prices[kind.tier] for kind, count in counts.items())
 
     # --- placements ---------------------------------------------------------------------------------------------------
 
     def _bounded(self, plan: PlanRecord) -> Budget:
-        """As many devices as there can be instances, where all are alike."""
-        kinds = {(self._deployed.devices[role], self._deployed.degrees[role]) for role in self._deployed.roles}
-        if len(kinds) > 1:
-            return plan.budget
-        [(device, degree)] = kinds
-        return Budget({device: self._question.most * degree}, None, self._question.rate)
+        """As many devices as there can be instances. Tiers on one kind of device share those of the plan."""
+        devices: Counter[str] = Counter()
+        for tier, (device, degree) in self._tiers.items():
+            devices[device] += self._question.most.get(tier, 0) * degree
+        kinds = Counter(device for device, _ in self._tiers.values())
+        for device, limit in plan.budget.devices.items():
+            if limit is not None and kinds[device] > 1:
+                devices[device] = min(devices[device], limit)
+        return Budget(devices, None, self._question.rate)
 
     def _candidates(self) -> Sequence[Placement]:
-        """The cheapest first. Where nothing starts and stops instances, those with as many as there are."""
+        """The cheapest first. Where nothing starts and stops instances, those with as many on each tier as there are."""
         question = self._question
         rate = _HEADROOM * question.rate
         drawn = synthetic(
@@ -118,41 +157,36 @@ class Search:
         factory = self._factory
         demand = Demand.of(drawn.requests, factory.family, factory.info, self._conditions.burstiness)
         wanted = Wanted(demand, self._objectives, self._attainment, self._conditions.control_s)
-        supplier = _Like(factory, self._deployed, question.roles)
-        there_are = offers(supplier, self._budget, wanted)
+        there_are = offers(_Like(factory, self._tiers, question.kinds), self._budget, wanted)
         bounds = Bounds(self._budget, question.rate if question.scales else None)
-        found = (
-            point
-            for point in points(there_are, bounds, wanted)
-            if question.scales or sum(pool.count for pool in point.pools) == question.most
-        )
-        chosen: Shortlist = shortlist(found, rate, _MOST, cheap_first=question.scales)
-        placements = []
-        for scored in sorted(chosen.chosen, key=lambda scored: (scored.price, -scored.goodput_rps)):
-            counts = {
-                role: pool.count for role, pool in zip(scored.point.method.roles, scored.point.pools, strict=True)
-            }
-            placements.append(self._placement(counts))
-        return placements
 
-    def _placement(self, counts: Mapping[Role, int]) -> Placement:
-        """As the deployed one, with other roles."""
-        deployed = self._deployed
-        usual = next(iter(deployed.roles))
-        roles = [role for role in INSTANCE_NAMES if counts.get(role)]
-        return replace(
-            deployed,
-            roles={role: counts[role] for role in roles},
-            devices={role: deployed.devices.get(role, deployed.devices[usual]) for role in roles},
-            degrees={role: deployed.degrees.get(role, deployed.degrees[usual]) for role in roles},
-            switch_roles=False,
-        )
+        def all_points() -> Iterator[Point]:
+            return points(there_are, bounds, wanted)
+
+        near: Iterator[Point] = iter(())
+        if len(self._tiers) > 1:
+            alone = shortlist(all_points(), rate, _MOST, cheap_first=question.scales)
+            near = mixed([scored.point for scored in alone.chosen], there_are, bounds, wanted)
+        found = filter(self._can_be, chain(all_points(), near))
+        chosen: Shortlist = shortlist(found, rate, _MOST, cheap_first=question.scales)
+        in_order = sorted(chosen.chosen, key=lambda scored: (scored.price, -scored.goodput_rps))
+        return [self._placement(self._counts(placement_of(scored.point).pools.values())) for scored in in_order]
+
+    def _can_be(self, point: Point) -> bool:
+        if self._question.scales:
+            return True
+        there_are, wanted = (Counter[str](), Counter[str]())
+        for entry in self._question.present:
+            there_are[entry.tier] += entry.count
+        for kind, count in self._counts(placement_of(point).pools.values()).items():
+            wanted[kind.tier] += count
+        return there_are == wanted
 
     # --- simulation ---------------------------------------------------------------------------------------------------
 
     def _share(self, placement: Placement, rate: float) -> float:
         """The share of requests within the objectives."""
-        key = tuple(placement.roles.items()), rate
+        key = str(placement), rate
         if key not in self._shares:
             deployment = self._factory.deployment(placement)
             met = requests = 0
@@ -183,10 +217,10 @@ class Search:
 class _Like:
     """``planning.offers.Supplier`` of instances like those that are deployed, in roles that they can be given."""
 
-    def __init__(self, factory: Factory, deployed: Placement, roles: frozenset[Role]) -> None:
+    def __init__(self, factory: Factory, tiers: Mapping[str, tuple[str, int]], kinds: frozenset[Kind]) -> None:
         self._factory = factory
-        self._kinds = {role: (deployed.devices[role], deployed.degrees[role]) for role in deployed.roles}
-        self.roles: Sequence[Role] = [role for role in factory.roles if role in roles]
+        self._there_are = {(kind.role, *tiers[kind.tier]) for kind in kinds if kind.tier in tiers}
+        self.roles: Sequence[Role] = [role for role in factory.roles if any(kind.role is role for kind in kinds)]
 
     @property
     def bytes_per_pixel(self) -> float:
@@ -194,12 +228,6 @@ class _Like:
 
     def offer(self, role: Role, device: str, degree: int) -> Offer:
         """Raises DoesNotFit."""
-        kinds = set(self._kinds.values())
-        wanted = self._kinds.get(role) if len(kinds) > 1 else next(iter(kinds))
-        if wanted != (device, degree):
+        if (role, device, degree) not in self._there_are:
             raise DoesNotFit(f"{role.value} is not deployed on {degree}x{device}")
         return self._factory.offer(role, device, degree)
-
-
-def _instances(placement: Placement) -> int:
-    return sum(placement.roles.values())

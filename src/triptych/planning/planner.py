@@ -7,7 +7,7 @@ from math import ceil, inf
 from typing import Literal, Protocol
 
 from triptych.domain.instance import ModelInfo
-from triptych.domain.stage import INSTANCE_NAMES, Role, Stage
+from triptych.domain.stage import Role, Stage
 from triptych.families.base import Family
 from triptych.runtime.plans import Budget, Options, PlacedPool, Placement
 from triptych.sim.limits import NotSimulated
@@ -241,16 +241,7 @@ def placement_of(point: Point, prepare_cores: int = 1, settings: Options | None 
         PlacedPool(role, pool.count, pool.instance.offer.device, pool.instance.offer.degree)
         for role, pool in zip(point.method.roles, point.pools, strict=True)
     ]
-    by_role = {pool.role: pool for pool in reversed(placed)}
-    roles = [role for role in INSTANCE_NAMES if role in by_role]
-    return Placement(
-        roles={role: by_role[role].count for role in roles},
-        devices={role: by_role[role].device for role in roles},
-        degrees={role: by_role[role].degree for role in roles},
-        prepare_cores=prepare_cores,
-        settings=settings or {},
-        more=tuple(pool for pool in placed if pool is not by_role[pool.role]),
-    )
+    return Placement.of(placed, prepare_cores, settings or {})
 
 
 def variants(best: Sequence[Contender], question: Question, given: Collection[str]) -> list[Contender]:

@@ -12,7 +12,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from triptych.domain.mix import Form
 from triptych.domain.scaling import Kind
-from triptych.domain.stage import Role, Stage
+from triptych.domain.stage import INSTANCE_NAMES, Role, Stage
 from triptych.domain.tier import tier_name
 from triptych.files import BadFile, read_bytes
 from triptych.workload.fidelity import Fidelity
@@ -33,6 +33,7 @@ budget, or the lowest P90 of the time to the first token among those that meet t
 
 _OF_MODES = frozenset({"pool-sizes", "lending", "encode-first"})
 """Settings of autoscaling and lending."""
+_ROUTING = frozenset({"encoder-routing", "text-routing"})
 
 
 class BadPlan(ValueError):
@@ -99,11 +100,32 @@ class Placement:
         if idle := [stage.value for stage in Stage if not any(role.serves(stage) for role in self.roles)]:
             raise ValueError(f"nothing would {' and '.join(idle)}")
 
+    @classmethod
+    def of(cls, pools: Sequence[PlacedPool], prepare_cores: int, settings: Options) -> Self:
+        """A cluster of these pools. Of a role that has several, the first is that of ``roles``. Raises ValueError."""
+        first = {pool.role: pool for pool in reversed(pools)}
+        in_order = [first[role] for role in INSTANCE_NAMES if role in first]
+        return cls(
+            roles={pool.role: pool.count for pool in in_order},
+            devices={pool.role: pool.device for pool in in_order},
+            degrees={pool.role: pool.degree for pool in in_order},
+            prepare_cores=prepare_cores,
+            settings=settings,
+            more=tuple(pool for pool in pools if pool is not first[pool.role]),
+        )
+
     @property
     def plain(self) -> "Placement":
         """Without switching, scaling and lending, as queues and machines simulate it."""
         settings = {name: value for name, value in self.settings.items() if name not in _OF_MODES}
         return replace(self, switch_roles=False, autoscale=False, settings=settings)
+
+    @property
+    def queued(self) -> "Placement":
+        """``plain``, and without routing by predicted ends, which queues do not have."""
+        plain = self.plain
+        predicted = {name for name in _ROUTING if plain.settings.get(name) == "predicted"}
+        return replace(plain, settings={name: value for name, value in plain.settings.items() if name not in predicted})
 
     @property
     def _in_order(self) -> Sequence[PlacedPool]:
@@ -124,6 +146,12 @@ class Placement:
             Kind(pool.role, tier_name(pool.device, pool.degree) if pool.role in mixed else ""): pool
             for pool in self._in_order
         }
+
+    @property
+    def hardware(self) -> Mapping[str, tuple[str, int]]:
+        """Kinds of devices with the number of an instance, by the name of their tier. Where all instances are alike, it is empty."""
+        found = dict.fromkeys((pool.device, pool.degree) for pool in self._in_order)
+        return {"" if len(found) == 1 else tier_name(*devices): devices for devices in found}
 
     @property
     def sizes(self) -> Counter[Role]:

@@ -649,12 +649,14 @@ class Drift(_message.Message):
     def __init__(self, figure: _Optional[str] = ..., index: _Optional[float] = ..., bound: _Optional[float] = ...) -> None: ...
 
 class RoleCount(_message.Message):
-    __slots__ = ("role", "count")
+    __slots__ = ("role", "count", "tier")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
     role: _instance_pb2.Role
     count: int
-    def __init__(self, role: _Optional[_Union[_instance_pb2.Role, str]] = ..., count: _Optional[int] = ...) -> None: ...
+    tier: str
+    def __init__(self, role: _Optional[_Union[_instance_pb2.Role, str]] = ..., count: _Optional[int] = ..., tier: _Optional[str] = ...) -> None: ...
 
 class PlanDecision(_message.Message):
     __slots__ = ("number", "age_s", "present", "wanted", "gain", "reason", "outcome")

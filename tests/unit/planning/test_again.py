@@ -10,12 +10,13 @@ from tests.unit.cli.plan.plans import placement, plan_of
 from tests.unit.planning.kit import MODEL, OBJECTIVES, Factory
 from tests.unit.sim.kit import CONTROL_S, FAMILY, IMAGE
 from triptych.domain.mix import Form, Mix
-from triptych.domain.replanning import PlanQuestion, Proposal, by_role, role_counts
+from triptych.domain.replanning import PlanQuestion, Proposal, by_kind, in_letters, role_counts
+from triptych.domain.scaling import Kind
 from triptych.domain.stage import Role
 from triptych.planning.again import Conditions, Search
 from triptych.planning.demand import Demand
 from triptych.planning.observed import ObservedMix, request_of
-from triptych.runtime.plans import Budget
+from triptych.runtime.plans import Budget, PlacedPool
 from triptych.workload.requests import Clip, Distribution, Size, WorkloadError, synthetic
 from triptych.workload.requests import Mix as Drawn
 
@@ -31,12 +32,15 @@ def mix_of(drawn: Drawn, requests: int = 300) -> Mix:
 
 
 def asked(present: dict[Role, int], drawn: Drawn, rate: float, **more: Any) -> PlanQuestion:
-    fields: dict[str, Any] = {"roles": frozenset(Role), "most": 8, "scales": True, "gain": 0.1}
-    return PlanQuestion(role_counts(present), mix_of(drawn), rate, **(fields | more))
+    kinds = frozenset(Kind(role) for role in Role)
+    fields: dict[str, Any] = {"kinds": kinds, "most": {"": 8}, "scales": True, "gain": 0.1}
+    counts = role_counts({Kind(role): count for role, count in present.items()})
+    return PlanQuestion(counts, mix_of(drawn), rate, **(fields | more))
 
 
 def proposed(question: PlanQuestion) -> Proposal:
-    placed = placement({role.value: count for role, count in by_role(question.present).items()}, "device")
+    counts = {kind.role.value: count for kind, count in by_kind(question.present).items()}
+    placed = placement(counts, "device", settings={"encoder-routing": "predicted"})
     plan = replace(
         plan_of(placed, budget=Budget({"device": 8}, None, question.rate)), objectives=OBJECTIVES, attainment=0.9
     )
@@ -74,14 +78,52 @@ def test_fewer_are_proposed_where_they_do() -> None:
 
 @pytest.mark.slow
 def test_where_nothing_starts_instances_their_number_stays() -> None:
-    question = asked({Role.E: 1, Role.PD: 5}, IMAGES, 10.0, scales=False, most=6)
+    question = asked({Role.E: 1, Role.PD: 5}, IMAGES, 10.0, scales=False, most={"": 6})
     assert instances(proposed(question)) == 6
 
 
 @pytest.mark.slow
 def test_only_roles_that_instances_can_have_are_proposed() -> None:
-    question = asked({Role.E: 1, Role.PD: 1}, IMAGES, 10.0, roles=frozenset({Role.E, Role.PD}))
-    assert set(by_role(proposed(question).wanted)) == {Role.E, Role.PD}
+    question = asked({Role.E: 1, Role.PD: 1}, IMAGES, 10.0, kinds=frozenset({Kind(Role.E), Kind(Role.PD)}))
+    assert {kind.role for kind in by_kind(proposed(question).wanted)} == {Role.E, Role.PD}
+
+
+TIERS = frozenset({Kind(Role.E, "cheap"), Kind(Role.PD, "cheap"), Kind(Role.PD, "dear")})
+
+
+def of_tiers(encoders: int, cheap: int, dear: int, drawn: Drawn, rate: float, **more: Any) -> Proposal:
+    """Of a cluster on two kinds of devices that are alike but for their prices."""
+    placed = placement(
+        {"E": encoders, "PD": cheap}, "cheap", more=(PlacedPool(Role.PD, dear, "dear", 1),) if dear else ()
+    )
+    plan = replace(plan_of(placed, budget=Budget({"cheap": 6, "dear": 3}, None, rate)), objectives=OBJECTIVES)
+    present = role_counts({Kind(Role.E, "cheap"): encoders, Kind(Role.PD, "cheap"): cheap, Kind(Role.PD, "dear"): dear})
+    fields: dict[str, Any] = {"kinds": TIERS, "most": {"cheap": 6, "dear": 3}, "scales": True, "gain": 0.1}
+    question = replace(PlanQuestion(present, mix_of(drawn), rate, **fields), **more)
+    return Search(plan, question, Factory({"cheap": 1.0, "dear": 3.0}), Conditions(1.0, CONTROL_S, 60.0)).run()
+
+
+@pytest.mark.slow
+def test_with_several_kinds_of_devices_the_dear_ones_are_given_up_first() -> None:
+    found = of_tiers(2, 2, 2, TEXT, 4.0)
+    assert by_kind(found.wanted)[Kind(Role.PD, "dear")] == 0
+    assert "cheaper" in found.reason
+    assert found.gain >= 0.5
+
+
+@pytest.mark.slow
+def test_where_nothing_starts_instances_each_tier_keeps_its_number() -> None:
+    found = of_tiers(1, 4, 1, IMAGES, 20.0, scales=False)
+    wanted = by_kind(found.wanted)
+    assert (wanted[Kind(Role.E, "cheap")] + wanted[Kind(Role.PD, "cheap")], wanted[Kind(Role.PD, "dear")]) == (5, 1)
+    assert wanted[Kind(Role.E, "cheap")] > 1, in_letters(found.wanted)
+
+
+@pytest.mark.slow
+def test_an_instance_on_devices_that_the_plan_does_not_have_is_refused() -> None:
+    present = role_counts({Kind(Role.E, "cheap"): 1, Kind(Role.PD, "other"): 1})
+    with pytest.raises(ValueError, match="the plan has no tier 'other'"):
+        of_tiers(1, 1, 1, TEXT, 4.0, present=present)
 
 
 # --- observed requests ------------------------------------------------------------------------------------------------

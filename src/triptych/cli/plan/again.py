@@ -37,7 +37,7 @@ def answer(path: Path) -> None:
 
 def proposal_for(plan: PlanRecord, question: PlanQuestion) -> Proposal:
     """Raises CliError, WorkloadError."""
-    placement, load = candidate_of(plan, None).placement.plain, load_of(plan)
+    placement, load = candidate_of(plan, None).placement.queued, load_of(plan)
     hardware = hardware_of(plan, placement)
     factory = ModelFactory(plan.model, hardware, settings_of(plan, placement))
     conditions = Conditions(load.workload.burstiness, hardware.control_s, load.timeout_s)

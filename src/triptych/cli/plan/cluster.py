@@ -120,8 +120,6 @@ def planned_cluster(
     """The cluster of a placement. ``model`` replaces the plan's, ``given`` are further options of services. Raises CliError."""
     autoscale = autoscale or placement.autoscale
     words = (*service_words(plan, placement), *_objectives(plan, placement), *given)
-    if placement.more and any(word.startswith("--plan=") for word in words):
-        raise CliError("--plan: a plan whose roles have several kinds of devices is not followed", caller=True)
     devices = _devices(plan, placement)
     deployment = simulation_of(plan, placement).simulated.deployment
     profiles = _profiles(deployment)

@@ -44,6 +44,10 @@ def up_line(cluster: PlannedCluster, profiles: Path, own: Sequence[str] = ()) ->
     names = {word.partition("=")[0] for word in given}
     if "--plan" in names:  # which has the sizes
         names.add("--pool-sizes")
+    if "--replan" in names and not any(
+        pool.on_gpu for pool in cluster.pools
+    ):  # those on GPUs have memory for their role
+        names.add("--no-switch-roles")
     return (
         "triptych",
         "up",

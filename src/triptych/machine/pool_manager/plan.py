@@ -24,10 +24,11 @@ from triptych.domain.replanning import (
     PlanQuestion,
     PlanStatus,
     RoleCount,
-    by_role,
+    by_kind,
     in_letters,
     role_counts,
 )
+from triptych.domain.scaling import Kind
 from triptych.domain.stage import INSTANCE_NAMES, Stage
 from triptych.machine.pool_manager.plan_events import (
     HoldSizes,
@@ -152,7 +153,7 @@ class PlanMachine:
 
     def _tick(self, tick: PlanTick, now_s: float) -> list[PlanEffect]:
         self._paused = ""
-        self._present = role_counts(Counter(instance.role for instance in tick.instances))
+        self._present = role_counts(Counter(instance.kind for instance in tick.instances))
         self._settled = self._settled or self._present
         if self._phase is _Phase.MOVING:
             return self._move(tick, now_s)
@@ -184,7 +185,7 @@ class PlanMachine:
             return found
         change = max(tick.rate, 1e-9) / self._rate
         chance = _SURE * sqrt(1 / tick.mix.requests + 1 / self._mix.requests)
-        before, now = by_role(self._settled), by_role(self._present)
+        before, now = by_kind(self._settled), by_kind(self._present)
         others = (before - now).total() + (now - before).total()
         return (
             *found,
@@ -193,18 +194,25 @@ class PlanMachine:
         )
 
     def _question(self, tick: PlanTick) -> PlanQuestion:
-        widest = frozenset[Stage]().union(*(instance.switchable for instance in tick.instances))
-        roles = {role for role in INSTANCE_NAMES if role.stages <= widest}
-        roles |= {instance.pool for instance in tick.instances}
-        most = max((len(tick.instances), *(size.most for size in tick.pools.values())))
+        widest: dict[str, frozenset[Stage]] = {}
+        most = Counter(instance.pool.tier for instance in tick.instances)
+        for instance in tick.instances:
+            tier = instance.pool.tier
+            widest[tier] = widest.get(tier, frozenset()) | instance.switchable
+        for (_, tier), size in tick.pools.items():
+            most[tier] = max(most[tier], size.most)
+        kinds = {
+            Kind(role, tier) for tier, stages in widest.items() for role in INSTANCE_NAMES if role.stages <= stages
+        }
+        kinds |= {instance.pool for instance in tick.instances} | tick.pools.keys()
         return PlanQuestion(
-            self._present, tick.mix, tick.rate, frozenset(roles), most, bool(tick.pools), self._limits.replan_gain
+            self._present, tick.mix, tick.rate, frozenset(kinds), most, bool(tick.pools), self._limits.replan_gain
         )
 
     def _hold(self, tick: PlanTick, reason: str) -> list[PlanEffect]:
         if not self._replans or not tick.pools:
             return []
-        return [HoldSizes({role: size.wanted for role, size in tick.pools.items()}, "", reason)]
+        return [HoldSizes({kind: size.wanted for kind, size in tick.pools.items()}, "", reason)]
 
     # --- what is decided ---------------------------------------------------------------------------------------------
 
@@ -234,7 +242,7 @@ class PlanMachine:
 
     def _move(self, tick: PlanTick, now_s: float) -> list[PlanEffect]:
         latest = self._decisions[-1].decision
-        steps = next_steps(by_role(latest.wanted), tick.instances, tick.pools)
+        steps = next_steps(by_kind(latest.wanted), tick.instances, tick.pools)
         text = f"plan {latest.number}: {in_letters(latest.present)} becomes {in_letters(latest.wanted)}"
         effects: list[PlanEffect] = [SwitchTo(instance_id, role, text) for instance_id, role in steps.switches]
         if steps.sizes is not None:
@@ -242,8 +250,8 @@ class PlanMachine:
         late = now_s - self._since_s >= self._limits.replan_move_s
         if not steps.is_done and not late:
             return effects
-        present = by_role(self._present)
-        reached = all(present[entry.role] >= entry.count for entry in latest.wanted)
+        present = by_kind(self._present)
+        reached = all(present[entry.kind] >= entry.count for entry in latest.wanted)
         detail = "" if self._present == latest.wanted else f"; there is {in_letters(self._present)}"
         if not steps.is_done:
             detail += f" after {in_words(self._limits.replan_move_s)}"

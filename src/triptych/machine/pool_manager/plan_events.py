@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from triptych.domain.mix import Mix
 from triptych.domain.replanning import PlanDecision, PlanQuestion, Proposal
+from triptych.domain.scaling import Kind
 from triptych.domain.stage import Role
 from triptych.policy.moving import Placed, PoolSize
 
@@ -22,7 +23,7 @@ class PlanTick:
     window_s: float
     """Length of that window."""
     instances: tuple[Placed, ...]
-    pools: Mapping[Role, PoolSize] = field(default_factory=dict)
+    pools: Mapping[Kind, PoolSize] = field(default_factory=dict)
     """Empty where nothing starts and stops instances."""
 
 
@@ -68,7 +69,7 @@ class SwitchTo:
 class HoldSizes:
     """Sizes of all pools, until another order. ``drain``: the instance that ends first in a pool that becomes smaller."""
 
-    sizes: Mapping[Role, int]
+    sizes: Mapping[Kind, int]
     drain: str
     reason: str
 

@@ -11,7 +11,8 @@ from pydantic import TypeAdapter
 from tests.command_line import invoke
 from tests.unit.cli.plan.plans import config, placement, plan_of, written
 from triptych.domain.mix import Form, Mix
-from triptych.domain.replanning import PlanQuestion, Proposal, RoleCount, by_role
+from triptych.domain.replanning import PlanQuestion, Proposal, RoleCount, by_kind
+from triptych.domain.scaling import Kind
 from triptych.domain.stage import Role
 from triptych.runtime.plans import Budget
 from triptych.workload.report import Objectives
@@ -20,8 +21,8 @@ QUESTION = PlanQuestion(
     (RoleCount(Role.EPD, 1),),
     Mix.of([Form("image", 100, 100, 600, 600 * 336 * 336, 600, 0.0, 200 * 1900, 100 * 60)]),
     3.0,
-    frozenset(Role),
-    4,
+    frozenset(Kind(role) for role in Role),
+    {"": 4},
     True,
     0.1,
 )
@@ -57,7 +58,7 @@ def test_a_plan_is_made_again_with_its_own_model_settings_and_devices(tmp_path: 
     )
     said = json.loads(answered(written(tmp_path, made), asked(QUESTION)))
     found = TypeAdapter(Proposal).validate_python(said)
-    assert 1 <= sum(by_role(found.wanted).values()) <= 4
+    assert 1 <= sum(by_kind(found.wanted).values()) <= 4
     assert found.reason
     assert niceness == [19]
 

@@ -35,15 +35,18 @@ from triptych.cli.plan.cluster import planned_cluster
 from triptych.cli.plan.followed import followed_files
 from triptych.cli.service_options import parse
 from triptych.cli.tiers import check_tiers, read_tiers
+from triptych.domain.decision import Bounds
+from triptych.domain.mix import Form
 from triptych.domain.pool_sizes import parse_bounds
 from triptych.domain.profile import Origin
-from triptych.domain.scaling import Kind
+from triptych.domain.scaling import Kind, PoolName
 from triptych.domain.stage import Role
 from triptych.policy.costs import Costs
 from triptych.runtime.plans import Budget, PlacedPool, Placement, PlanRecord, read
 from triptych.runtime.profiles import read_profiles
 from triptych.runtime.settings import ServiceSettings
 from triptych.services.encoder.settings import EncoderSettings
+from triptych.services.pool_manager.plan import FollowedPlan
 from triptych.services.pool_manager.settings import PoolManagerSettings
 from triptych.services.router.settings import RouterSettings
 from triptych.services.text.settings import TextSettings
@@ -122,6 +125,7 @@ def test_a_plan_that_is_followed_has_the_sizes_of_its_pools(tmp_path: Path) -> N
     options = options_of(command_in(applied(tmp_path, plan, "--autoscale", "--plan=plan.json", "--replan")))
     assert options["--plan"] == "plan.json"
     assert {"--replan", "--autoscale"} <= options.keys()
+    assert "--no-switch-roles" not in options, "so all instances can switch"
     assert "--pool-sizes" not in options
 
 
@@ -183,7 +187,8 @@ MIXED = replace(GPUS, more=(PlacedPool(Role.PD, 1, "l4", 1),))
 
 
 def test_a_role_on_two_kinds_of_gpus_is_two_tiers_of_up(tmp_path: Path) -> None:
-    path = written(tmp_path, plan_of(MIXED, model=str(config(tmp_path))))
+    text = (Form("text", 300, 300, prompt_tokens=60_000, output_tokens=15_000),)
+    path = written(tmp_path, replace(plan_of(MIXED, model=str(config(tmp_path))), mix=text))
     line = command_in(triptych("plan", "apply", path, "--model", "/models/llava"))
     options = options_of(line)
     assert options["--roles"] == "E@l4:2,PD@h100:2,PD@l4:1"
@@ -201,8 +206,11 @@ def test_a_role_on_two_kinds_of_gpus_is_two_tiers_of_up(tmp_path: Path) -> None:
     own = {"--model", "--roles", "--tier", "--tier-settings", "--no-switch-roles"}
     flags = parse([word for word in line[2:] if word.partition("=")[0] not in own])
     check_tiers(tiers, kinds, flags, Path("/models/llava"), switch_roles=False)
-    refused = triptych("plan", "apply", path, "--model", "/models/llava", f"--plan={path}", status=2)
-    assert "several kinds of devices is not followed" in refused
+    followed = triptych("plan", "apply", path, "--model", "/models/llava", "--autoscale", f"--plan={path}", "--replan")
+    assert options_of(command_in(followed))["--roles"] == options["--roles"]
+    known = FollowedPlan.read(path)
+    bounds = {str(kind): known.bounds_of(PoolName("llava", *kind), replans=False) for kind in kinds}
+    assert bounds == {"E@l4": Bounds(1, 4), "PD@h100": Bounds(1, 4), "PD@l4": Bounds(1, 2)}
 
 
 def test_a_plan_that_scales_or_lends_is_run_so(tmp_path: Path) -> None:

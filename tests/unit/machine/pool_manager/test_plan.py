@@ -6,6 +6,7 @@ import pytest
 
 from triptych.domain.mix import Form, Mix
 from triptych.domain.replanning import PlanOutcome, PlanStatus, Proposal, RoleCount, in_letters
+from triptych.domain.scaling import Kind
 from triptych.domain.stage import Role, Stage
 from triptych.machine.pool_manager.plan import PlanMachine, ReplanLimits
 from triptych.machine.pool_manager.plan_events import (
@@ -22,6 +23,7 @@ from triptych.machine.pool_manager.plan_events import (
 from triptych.policy.moving import Placed, PoolSize
 
 ALL = frozenset(Stage)
+WHOLE = Kind(Role.EPD)
 LIMITS = ReplanLimits(drift_persists_s=30.0, replan_rest_s=120.0, replan_move_s=300.0)
 
 
@@ -42,15 +44,15 @@ class Follower:
         self.scales = scales
         self.window_s = 30.0
         self.wanted = 2
-        self.sizes: dict[Role, int] = {}
+        self.sizes: dict[Kind, int] = {}
         self.searches: list[SearchPlan] = []
         self.decided: list[PlanDecided] = []
 
     def ticks(self, seconds: int, kind: str = "text", *, rate: float = 2.0, requests: int = 200) -> None:
         for _ in range(seconds):
             self.now_s += 1
-            instances = tuple(Placed(name, Role.EPD, role, True, ALL) for name, role in self.roles.items())
-            pools = {Role.EPD: PoolSize(self.wanted, 1, 8)} if self.scales else {}
+            instances = tuple(Placed(name, WHOLE, role, True, ALL) for name, role in self.roles.items())
+            pools = {WHOLE: PoolSize(self.wanted, 1, 8)} if self.scales else {}
             self.feed(
                 self.machine.handle(PlanTick(mix(kind, requests), rate, self.window_s, instances, pools), self.now_s)
             )
@@ -64,7 +66,7 @@ class Follower:
                 case SwitchTo(name, role, _):
                     self.roles[name] = role
                 case HoldSizes(sizes, drain, _):
-                    self.wanted = sizes[Role.EPD]
+                    self.wanted = sizes[WHOLE]
                     for number in range(self.wanted - len(self.roles)):
                         self.roles[f"new{self.now_s:g}-{number}"] = Role.EPD
                     self.roles.pop(drain, None)
@@ -101,8 +103,8 @@ def test_a_drift_leads_to_a_search_once_it_has_persisted() -> None:
     [search] = follower.searches
     assert search.question.present == (RoleCount(Role.EPD, 2),)
     assert search.question.mix == mix("image")
-    assert search.question.roles == frozenset(Role), "they can switch to any"
-    assert (search.question.most, search.question.scales, search.question.gain) == (8, True, 0.1)
+    assert search.question.kinds == {Kind(role) for role in Role}, "they can switch to any"
+    assert (search.question.most, search.question.scales, search.question.gain) == ({"": 8}, True, 0.1)
     follower.ticks(100, "image")
     assert len(follower.searches) == 1, "one at a time"
 
@@ -114,6 +116,38 @@ def test_where_few_requests_come_it_waits_until_all_that_it_sees_came_after_the_
     assert not follower.searches
     follower.ticks(10, "image")
     assert len(follower.searches) == 1
+
+
+def test_a_figure_that_drifts_later_than_others_begins_the_wait_again() -> None:
+    """So that no request from before it is in the mix that is searched for."""
+    follower = Follower()
+    follower.ticks(25, rate=3.0)
+    follower.ticks(29, "image", rate=3.0)
+    assert not follower.searches
+    follower.ticks(5, "image", rate=3.0)
+    [search] = follower.searches
+    assert search.question.mix == mix("image")
+
+
+def test_each_tier_is_asked_about_by_itself() -> None:
+    machine = PlanMachine("m", mix("text"), 2.0, LIMITS, replans=True)
+    slow, fast, encoders = Kind(Role.PD, "slow"), Kind(Role.PD, "fast"), Kind(Role.E, "slow")
+    instances = (
+        Placed("a", slow, Role.PD, True, ALL),
+        Placed("b", encoders, Role.E, True, ALL),
+        Placed("c", fast, Role.PD, True, frozenset()),
+    )
+    pools = {slow: PoolSize(1, 0, 4), fast: PoolSize(1, 0, 2), encoders: PoolSize(1, 1, 4)}
+    effects = [machine.handle(PlanTick(mix("image"), 2.0, 30.0, instances, pools), float(at_s)) for at_s in range(40)]
+    [search] = [effect for found in effects for effect in found if isinstance(effect, SearchPlan)]
+    assert in_letters(search.question.present) == "E@slow:1,PD@fast:1,PD@slow:1"
+    assert search.question.kinds == {*(Kind(role, "slow") for role in Role), fast}
+    assert search.question.most == {"slow": 4, "fast": 2}
+    wanted = (RoleCount(Role.E, 1, "slow"), RoleCount(Role.PD, 1, "slow"), RoleCount(Role.PD, 2, "fast"))
+    machine.handle(PlanFound(Proposal(wanted, 0.4, "it is better")), 41.0)
+    [hold] = machine.handle(PlanTick(mix("image"), 2.0, 30.0, instances, pools), 42.0)
+    assert isinstance(hold, HoldSizes)
+    assert hold.sizes == {slow: 1, fast: 2, encoders: 1}
 
 
 def test_a_drift_that_is_soon_over_leads_to_none() -> None:
@@ -224,11 +258,11 @@ def test_instances_that_came_otherwise_are_looked_at_again() -> None:
 
 def test_sizes_are_held_between_moves() -> None:
     follower = Follower()
-    instances = (Placed("a", Role.EPD, Role.EPD, True, ALL),)
-    tick = PlanTick(mix("text"), 2.0, 30.0, instances, {Role.EPD: PoolSize(2, 1, 8)})
+    instances = (Placed("a", WHOLE, Role.EPD, True, ALL),)
+    tick = PlanTick(mix("text"), 2.0, 30.0, instances, {WHOLE: PoolSize(2, 1, 8)})
     [hold] = follower.machine.handle(tick, 1.0)
     assert isinstance(hold, HoldSizes)
-    assert hold.sizes == {Role.EPD: 2}
+    assert hold.sizes == {WHOLE: 2}
     advising = Follower(replans=False)
     assert advising.machine.handle(tick, 1.0) == []
 
@@ -247,8 +281,8 @@ def test_a_move_that_takes_too_long_is_given_up() -> None:
     follower = Follower()
     follower.ticks(40, "image")
     follower.finds(E=1, PD=1)
-    unsettled = Placed("a", Role.EPD, Role.E, False, ALL)
-    tick = PlanTick(mix("image"), 2.0, 30.0, (unsettled,), {Role.EPD: PoolSize(1, 1, 8)})
+    unsettled = Placed("a", WHOLE, Role.E, False, ALL)
+    tick = PlanTick(mix("image"), 2.0, 30.0, (unsettled,), {WHOLE: PoolSize(1, 1, 8)})
     for at_s in (50.0, 200.0, 341.0):
         follower.feed(follower.machine.handle(tick, at_s))
     assert follower.outcomes == [PlanOutcome.FAILED]

@@ -16,7 +16,7 @@ from triptych.domain.membership import MemberKind
 from triptych.domain.mix import Form, Mix
 from triptych.domain.pool import MemberCondition, MemberStatus, Registration
 from triptych.domain.replanning import PlanOutcome, PlanQuestion, Proposal, RoleCount
-from triptych.domain.scaling import PoolName
+from triptych.domain.scaling import Kind, PoolName
 from triptych.domain.stage import Role
 from triptych.domain.windows import ClassWindow, NamedClass, WindowReport
 from triptych.errors import TriptychError, Unavailable
@@ -24,13 +24,13 @@ from triptych.machine.pool_manager.plan import ReplanLimits
 from triptych.machine.pool_manager.reports import RouterReports
 from triptych.policy.moving import PoolSize
 from triptych.runtime.metrics import Metrics
-from triptych.runtime.plans import Budget, PlanRecord
+from triptych.runtime.plans import BadPlan, Budget, PlacedPool, PlanRecord
 from triptych.runtime.process import CannotStart
 from triptych.runtime.tasks import TaskScope
 from triptych.services.pool_manager import gauges
 from triptych.services.pool_manager.app import app
 from triptych.services.pool_manager.build import build
-from triptych.services.pool_manager.plan import BadPlan, FollowedPlan
+from triptych.services.pool_manager.plan import FollowedPlan
 from triptych.services.pool_manager.replanner import ChildReplanner
 from triptych.services.pool_manager.replanning import Replanning
 from triptych.services.pool_manager.settings import PoolManagerSettings
@@ -48,7 +48,7 @@ def a_plan(**more: Any) -> PlanRecord:
 
 def test_a_plan_says_the_sizes_of_pools_and_its_mix(tmp_path: Path) -> None:
     plan = FollowedPlan.read(written(tmp_path, a_plan()))
-    assert (plan.model, plan.rate, plan.mix, plan.most) == ("triptych-demo", 2.0, Mix(TEXT), 8)
+    assert (plan.model, plan.rate, plan.mix, plan.most) == ("triptych-demo", 2.0, Mix(TEXT), {"": 8})
     encoders, texts = (PoolName("triptych-demo", role) for role in (Role.E, Role.PD))
     assert plan.bounds_of(encoders, replans=False) == Bounds(2, 6)
     assert plan.bounds_of(texts, replans=False) == Bounds(1, 5)
@@ -59,8 +59,8 @@ def test_a_plan_says_the_sizes_of_pools_and_its_mix(tmp_path: Path) -> None:
 
 def test_without_a_number_of_devices_pools_may_double(tmp_path: Path) -> None:
     plan = FollowedPlan.read(written(tmp_path, a_plan(budget=Budget({"l4": None}, None, 2.0))))
-    assert plan.most == 10
-    assert plan.bounds[Role.E] == Bounds(2, 6)
+    assert plan.most == {"": 10}
+    assert plan.bounds[Kind(Role.E)] == Bounds(2, 6)
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,8 @@ def test_without_a_number_of_devices_pools_may_double(tmp_path: Path) -> None:
         ({"format": "something"}, "format: Input should be 'triptych-plan'"),
         ({"version": 2}, "version: Input should be 1"),
         ({"mix": None}, "does not say for which mix"),
-        ({"candidates": []}, "no candidate of the plan meets the objectives"),
-        ({"budget": {"devices": {}}}, "budget.rate: Field required"),
+        ({"candidates": [], "winners": {}, "front": []}, "no candidate of the plan meets the objectives"),
+        ({"budget": {"devices": {}}}, "budget.usd_per_hour: Field required"),
         ({"model_id": 3}, "model_id: Input should be a valid string"),
     ],
 )
@@ -92,11 +92,29 @@ def test_other_files_are_refused_too(tmp_path: Path) -> None:
         FollowedPlan.read(tmp_path / "text")
 
 
-def test_instances_that_are_not_alike_are_not_moved(tmp_path: Path) -> None:
-    placed = placement({"E": 1, "PD": 1}, devices={"E": "l4", "PD": "h100"})
-    plan = FollowedPlan.read(written(tmp_path, replace(plan_of(placed), mix=TEXT)))
-    with pytest.raises(BadPlan, match="the plan has h100 and l4"):
-        plan.check_movable()
+def test_each_tier_of_a_plan_is_a_pool_with_bounds_of_its_own(tmp_path: Path) -> None:
+    placed = placement(
+        {"E": 2, "PD": 1},
+        devices={"E": "l4", "PD": "h100"},
+        degrees={Role.E: 1, Role.PD: 2},
+        more=(PlacedPool(Role.PD, 3, "l4", 1),),
+    )
+    budget = Budget({"l4": 8, "h100": 6}, None, 2.0)
+    plan = FollowedPlan.read(written(tmp_path, replace(plan_of(placed, budget=budget), mix=TEXT)))
+    assert plan.most == {"l4": 8, "2xh100": 3}
+
+    def bounds(role: Role, tier: str, *, replans: bool) -> Bounds | None:
+        return plan.bounds_of(PoolName("triptych-demo", role, tier), replans=replans)
+
+    assert bounds(Role.PD, "2xh100", replans=False) == Bounds(1, 3)
+    assert bounds(Role.PD, "l4", replans=False) == Bounds(2, 6)
+    assert bounds(Role.PD, "2xh100", replans=True) == Bounds(0, 3)
+    for tier in ("", "l4"):  # where a role has one kind of devices, its pool may be without a tier
+        assert bounds(Role.E, tier, replans=False) == Bounds(1, 5)
+        assert bounds(Role.E, tier, replans=True) == Bounds(1, 8)
+    for replans in (False, True):
+        assert bounds(Role.PD, "a100", replans=replans) is None
+        assert bounds(Role.PD, "", replans=replans) is None, "of which tier is not known"
 
 
 def test_replan_needs_a_plan() -> None:
@@ -148,13 +166,17 @@ class Site:
             scope=self.scope,
         )
         self.sequence = 0
+        self.per_s = 4
 
     async def run(self, seconds: int, members: Sequence[MemberStatus]) -> None:
-        pools = {Role.E: PoolSize(1, 1, 8), Role.PD: PoolSize(2, 1, 8)}
+        pools = {
+            PoolName("triptych-demo", Role.E): PoolSize(1, 1, 8),
+            PoolName("triptych-demo", Role.PD): PoolSize(2, 1, 8),
+        }
         for _ in range(seconds):
             await asyncio.sleep(1)
             self.sequence += 1
-            classes = (NamedClass("image-1024", ClassWindow(arrivals=4, items=4)),)
+            classes = (NamedClass("image-1024", ClassWindow(arrivals=self.per_s, items=self.per_s)),)
             report = WindowReport(1, self.sequence, 1.0, 0.0, "triptych-demo", classes, forms=IMAGES)
             self.reports.accept("router", report, self.clock())
             self.replanning.tick(members, pools, self.reports)
@@ -191,6 +213,20 @@ def test_a_mix_that_routers_report_leads_to_a_move(tmp_path: Path) -> None:
     assert site.replanning.size(PoolName("another", Role.PD)) is None
 
 
+def test_a_rate_that_falls_is_believed_when_it_has_fallen_for_long(tmp_path: Path) -> None:
+    replanner = Scripted(replace(BETTER, wanted=(RoleCount(Role.E, 1), RoleCount(Role.PD, 2)), gain=0.0))
+
+    async def main() -> None:
+        site = Site(written(tmp_path, a_plan()), replanner)
+        await site.run(100, MEMBERS)
+        site.per_s = 1
+        await site.run(200, MEMBERS)
+        await site.scope.close()
+
+    virtual_time.run(main(), limit_s=1000)
+    assert [question.rate for question in replanner.asked] == [pytest.approx(4.0, rel=0.1), pytest.approx(2.5, rel=0.3)]
+
+
 def test_without_replan_it_is_said_only(tmp_path: Path) -> None:
     site = followed(tmp_path, Scripted(BETTER), replans=False)
     assert not site.switched
@@ -223,7 +259,7 @@ def test_a_search_that_fails_changes_nothing_and_is_said(
 async def test_a_search_in_a_process_of_its_own_says_what_is_wrong(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     path.write_text("{}")
-    question = PlanQuestion((), Mix(TEXT), 1.0, frozenset(Role), 2, True, 0.1)
+    question = PlanQuestion((), Mix(TEXT), 1.0, frozenset({Kind(Role.PD)}), {"": 2}, True, 0.1)
     with pytest.raises(Unavailable, match=r"the search ended with status 2: .*plan.json"):
         await ChildReplanner(path).search(question)
 
@@ -231,9 +267,20 @@ async def test_a_search_in_a_process_of_its_own_says_what_is_wrong(tmp_path: Pat
 async def test_a_manager_does_not_start_with_a_plan_that_cannot_be_followed(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     path.write_text("{}")
-    with pytest.raises(CannotStart, match=r"plan .*plan\.json: format: Field required"):
+    with pytest.raises(CannotStart, match=r"plan .*plan\.json: model: Field required"):
         async with app(PoolManagerSettings(port=0, plan=path)):
             pass
+
+
+def test_tiers_that_the_plan_does_not_tell_apart_are_not_moved(tmp_path: Path) -> None:
+    async def main() -> str:
+        site = Site(written(tmp_path, a_plan()), Scripted(BETTER))
+        pools = {PoolName("triptych-demo", Role.PD, tier): PoolSize(1, 1, 8) for tier in ("fast", "slow")}
+        site.replanning.tick(MEMBERS, pools, site.reports)
+        await site.scope.close()
+        return site.replanning.status().state
+
+    assert virtual_time.run(main(), limit_s=100) == "paused: a role has more tiers than in the plan"
 
 
 def test_metrics_say_the_drift_and_what_came_of_it(tmp_path: Path) -> None:
