@@ -103,8 +103,10 @@ class PlanMachine:
         self._phase = _Phase.STEADY
         self._paused = ""
         self._drifts: tuple[Drift, ...] = ()
+        self._drifting: set[str] = set()
+        """Figures that have drifted since the placement was for the mix."""
         self._since_s = 0.0
-        """When the present phase began."""
+        """When the present phase began, or the last of these figures drifted."""
         self._rests_until_s = 0.0
         self._present: tuple[RoleCount, ...] = ()
         self._settled: tuple[RoleCount, ...] = ()
@@ -161,11 +163,16 @@ class PlanMachine:
         if self._phase is _Phase.SEARCHING:
             return hold
         self._drifts = self._drifted(tick)
-        if not any(drift.is_one for drift in self._drifts) or now_s < self._rests_until_s:
+        drifted = {drift.figure for drift in self._drifts if drift.is_one}
+        if not drifted or now_s < self._rests_until_s:
             self._enter(_Phase.STEADY, now_s)
+            self._drifting.clear()
             return hold
         self._enter(_Phase.DRIFTING, now_s)
-        # The mix that is searched for must not have requests from before the drift.
+        if not drifted <= self._drifting:
+            self._drifting |= drifted
+            self._since_s = now_s
+        # The mix that is searched for must not have requests from before the drift of any figure.
         if now_s - self._since_s < max(self._limits.drift_persists_s, tick.window_s) or not self._present:
             return hold
         self._enter(_Phase.SEARCHING, now_s)
