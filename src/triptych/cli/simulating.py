@@ -17,7 +17,8 @@ from triptych.cli.presets import PresetName
 from triptych.workload.fidelity import Fidelity
 
 if TYPE_CHECKING:
-    from triptych.cli.simulate.command import Simulation
+    from triptych.cli.service_options import Flags
+    from triptych.cli.simulate.command import Outputs, Simulation
     from triptych.cli.simulate.deployment import Hardware
 
 EXAMPLES = (
@@ -121,36 +122,9 @@ def _flags(name: str, value: Any) -> list[str]:
     return [f"--{dashed}={text}"]
 
 
-@taking("load", offered)
 @taking("hardware", simulated_hardware)
-def simulate(
-    ctx: typer.Context,
-    load: Offered,
+def placed_hardware(
     hardware: "Hardware",
-    scenario: Annotated[
-        Path | None,
-        typer.Option(
-            exists=True,
-            dir_okay=False,
-            is_eager=True,
-            callback=_read_scenario,
-            help="TOML file with options: `rate = 4`. Tables only sort them.",
-        ),
-    ] = None,
-    model: ModelName = "demo",
-    roles: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ROLE[@TIER]:COUNT,...",
-            help="Instances by role, as for *triptych up*.",
-            show_default=DEFAULT_ROLES,
-            rich_help_panel=WHERE,
-        ),
-    ] = None,
-    preset: Annotated[
-        PresetName | None,
-        typer.Option(help="A published architecture, as for *triptych up*.", rich_help_panel=WHERE),
-    ] = None,
     device: Annotated[
         str,
         typer.Option(
@@ -187,6 +161,48 @@ def simulate(
             show_default="0.5",
             rich_help_panel=WHERE,
         ),
+    ] = None,
+) -> "Hardware":
+    """The hardware that these options describe, with the devices of all instances."""
+    return replace(
+        hardware,
+        device=device,
+        degree=tensor_parallel,
+        host=host,
+        encoders_on=encoders_on,
+        shared_speed=shared_speed,
+    )
+
+
+@taking("load", offered)
+@taking("hardware", placed_hardware)
+def simulate(
+    ctx: typer.Context,
+    load: Offered,
+    hardware: "Hardware",
+    scenario: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            is_eager=True,
+            callback=_read_scenario,
+            help="TOML file with options: `rate = 4`. Tables only sort them.",
+        ),
+    ] = None,
+    model: ModelName = "demo",
+    roles: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ROLE[@TIER]:COUNT,...",
+            help="Instances by role, as for *triptych up*.",
+            show_default=DEFAULT_ROLES,
+            rich_help_panel=WHERE,
+        ),
+    ] = None,
+    preset: Annotated[
+        PresetName | None,
+        typer.Option(help="A published architecture, as for *triptych up*.", rich_help_panel=WHERE),
     ] = None,
     autoscale: Annotated[
         bool, typer.Option("--autoscale", help="Let the pool manager start and stop instances.", rich_help_panel=WHERE)
@@ -269,8 +285,6 @@ def simulate(
     from triptych.cli.service_options import parse
     from triptych.cli.show import plain_console
     from triptych.cli.simulate import command
-    from triptych.cli.simulate.compare import Side
-    from triptych.cli.simulate.compare import compare as show_differences
     from triptych.cli.simulate.deployment import deployment_of
     from triptych.workload.search import Bracket
 
@@ -279,10 +293,7 @@ def simulate(
         if compare is not None and not parsed.is_compared:
             if scenario is not None:
                 raise CliError("--compare names the scenarios: leave out --scenario", caller=True)
-            outputs = command.Outputs.checked(json_file, report, perfetto)
-            alike = compare[0].name == compare[1].name
-            first, second = (Side(str(path) if alike else path.name, _of_scenario(ctx, path)) for path in compare)
-            show_differences((first, second), outputs, plain_console())
+            _compare(ctx, compare, command.Outputs.checked(json_file, report, perfetto))
             return None
         own = [name for option in ctx.command.params for name in option.opts]
         given = parse([*parsed.service_flags, *ctx.args], own)
@@ -292,19 +303,10 @@ def simulate(
             preset=preset,
             autoscale=autoscale,
             switch_roles=switch_roles,
-            hardware=replace(
-                hardware,
-                device=device,
-                degree=tensor_parallel,
-                host=host,
-                encoders_on=encoders_on,
-                shared_speed=shared_speed,
-            ),
+            hardware=hardware,
             given=given,
             faults=fault or (),
         )
-        asked = {name: str(value) for name, value in ctx.params.items() if value is not None and value != []}
-        services = [flag for flags in given.values() for flag in flags]
         simulation = command.Simulation(
             simulated,
             load.workload,
@@ -314,12 +316,29 @@ def simulate(
             load.attainment,
             load.timeout_s,
             warm_up,
-            asked | ({"options of services": " ".join(dict.fromkeys(services))} if services else {}),
+            _asked(ctx, given),
             fidelity,
         )
         if not parsed.is_compared:
             command.run(simulation, command.Outputs.checked(json_file, report, perfetto), plain_console())
     return simulation
+
+
+def _asked(ctx: typer.Context, given: "Flags") -> Mapping[str, str]:
+    """The command's options by name, as results have them."""
+    asked = {name: str(value) for name, value in ctx.params.items() if value is not None and value != []}
+    services = dict.fromkeys(flag for flags in given.values() for flag in flags)
+    return asked | ({"options of services": " ".join(services)} if services else {})
+
+
+def _compare(ctx: typer.Context, scenarios: tuple[Path, Path], outputs: "Outputs") -> None:
+    """Show the differences of two scenarios. Raises CliError."""
+    from triptych.cli.show import plain_console
+    from triptych.cli.simulate.compare import Side, compare
+
+    alike = scenarios[0].name == scenarios[1].name
+    first, second = (Side(str(path) if alike else path.name, _of_scenario(ctx, path)) for path in scenarios)
+    compare((first, second), outputs, plain_console())
 
 
 def read_line(arguments: Sequence[str]) -> "Simulation":
