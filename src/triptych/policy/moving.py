@@ -1,7 +1,8 @@
 """Moving a cluster from one placement to another: which instances switch, and how many there are of each pool. ``next_steps`` is a pure
 function, asked again and again until nothing is left to do.
 
-An instance stays on its tier: it switches to roles that are wanted there. Switches come first, and new instances at once. Instances end last, when all else is done. Each stage keeps an instance that serves it.
+An instance stays on its tier: it switches to roles that are wanted there. Switches come first, and new instances at once. Instances end
+last, when all else is done. Each stage keeps as many instances as are wanted for it, or those that it has, and in any case one.
 """
 
 from collections import Counter
@@ -70,11 +71,13 @@ def next_steps(wanted: Counts, instances: Sequence[Placed], pools: Mapping[Kind,
     have.update(starting)
     lacking = Counter({kind: count - have[kind] for kind, count in target.items() if count > have[kind]})
     surplus = Counter({kind: have[kind] - target[kind] for kind in have if have[kind] > target[kind]})
-    switches = _switches(instances, lacking, surplus)
+    switches = _switches(instances, lacking, surplus, target)
     grown = _grown(instances, lacking, surplus, pools)
     sizes = {kind: size.wanted + grown[kind] for kind, size in pools.items()}
     waits = any(starting.values()) or any(grown.values()) or not all(instance.is_settled for instance in instances)
     waits = waits or any(size.wanted < _of_pool(instances, kind) for kind, size in pools.items())
+    if lacking and not switches and not waits:  # the way leads over fewer than are wanted
+        switches = _switches(instances, lacking, surplus, Counter())
     drain = ""
     if not switches and not waits and not lacking:
         drain, pool = _drained(instances, surplus, pools)
@@ -105,18 +108,22 @@ def _reachable(wanted: Counts, instances: Sequence[Placed], pools: Mapping[Kind,
     return target
 
 
-def _switches(instances: Sequence[Placed], lacking: Counter[Kind], surplus: Counter[Kind]) -> list[tuple[str, Role]]:
-    """Takes from ``lacking`` and ``surplus`` what the switches give."""
+def _switches(
+    instances: Sequence[Placed], lacking: Counter[Kind], surplus: Counter[Kind], target: Counter[Kind]
+) -> list[tuple[str, Role]]:
+    """Takes from ``lacking`` and ``surplus`` what the switches give. Stages keep as many instances as ``target`` has, if there are as many."""
     switches: list[tuple[str, Role]] = []
     serving = Counter(stage for instance in instances if instance.is_settled for stage in instance.role.stages)
+    wanted = Counter(stage for kind in target.elements() for stage in kind.role.stages)
+    kept = {stage: max(1, min(count, wanted[stage])) for stage, count in serving.items()}
     free = [instance for instance in _least_pending(instances) if instance.is_settled]
     for kind in sorted(lacking, key=lambda kind: (-lacking[kind], str(kind))):
         role = kind.role
         able = [each for each in free if each.pool.tier == kind.tier and role.stages <= each.switchable]
         for instance in able:
             closed = instance.role.stages - role.stages
-            is_last = any(serving[stage] == 1 for stage in closed)
-            if not lacking[kind] or not surplus[instance.kind] or is_last:
+            too_few = any(serving[stage] <= kept[stage] for stage in closed)
+            if not lacking[kind] or not surplus[instance.kind] or too_few:
                 continue
             free.remove(instance)
             serving.subtract(closed)

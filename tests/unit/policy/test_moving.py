@@ -159,3 +159,15 @@ def test_any_placement_is_reached_from_any_other_and_every_stage_is_served_meanw
         least = len(first)  # each pool keeps one instance
         assert sum(reached.values()) == max(least, sum(wanted.values()))
         assert all(reached[role] >= count for role, count in wanted.items())
+
+
+def test_no_stage_is_left_with_fewer_than_are_wanted_while_others_start() -> None:
+    cluster = Cluster.of(of(EPD=4))
+    wanted = of(E=2, PD=4)
+    for _ in range(10):
+        steps = cluster.step(wanted)
+        assert cluster.serving()[Stage.ENCODE] >= 2
+        assert cluster.serving()[Stage.DECODE] >= 4
+        if steps.is_done:
+            break
+    assert cluster.roles() == wanted
