@@ -46,7 +46,7 @@ from triptych.sim.outcome import Outcome
 from triptych.sim.queues.run import simulate as by_queues
 from triptych.sim.run import simulate
 from triptych.sim.scenario import Deployment
-from triptych.workload.report import Objectives
+from triptych.workload.report import Objectives, summarize
 from triptych.workload.requests import Clip, Distribution, Mix, Plan, Planned, Size, synthetic
 from triptych.workload.workload import Workload
 
@@ -105,8 +105,10 @@ class Row:
     attainment: float
     by_phase: Mapping[str, float]
     """Attainment of the requests that came in each phase."""
+    errors: Mapping[str, int]
+    """Requests without a whole answer, by what the client got instead."""
     failed: int
-    """Requests without a whole answer."""
+    """Those of them that broke. The others were refused, or too late, under load (``workload.report``)."""
     changes: Sequence[tuple[float, str]]
     """What was started, stopped and switched, with seconds since the start."""
 
@@ -216,13 +218,15 @@ class Bench:
             phase = PHASES[min(len(PHASES) - 1, int(record.planned.arrival_s // phase_s))]
             met[phase.name].append(OBJECTIVES.met(record))
         every = [is_met for of_phase in met.values() for is_met in of_phase]
+        report = summarize(outcome.records, OBJECTIVES, self._settings.rate)
         return Row(
             row,
             roles,
             round(sum(use.lasted_s for use in outcome.instances)),
             round(sum(every) / len(every), 4),
             {name: round(sum(of_phase) / len(of_phase), 4) for name, of_phase in met.items()},
-            sum(not record.ok for record in outcome.records),
+            report.errors,
+            report.failed,
             [(round(decision.at_s, 1), decision.text) for decision in outcome.decisions],
         )
 
@@ -267,9 +271,10 @@ def measured(settings: Settings) -> tuple[list[Row], dict[str, Any]]:
 
 def show(row: Row) -> None:
     phases = ", ".join(f"{name} {share:.1%}" for name, share in row.by_phase.items())
+    errors = ", ".join(f"{count} {error}" for error, count in row.errors.items())
     print(
         f"{row.row:>10} from {row.roles:<12} {row.instance_s:>7.0f} instance-seconds, attainment {row.attainment:.1%} ({phases}), "
-        f"{row.failed} failed, {len(row.changes)} changes",
+        f"{row.failed} failed, no answer: {errors or 'none'}, {len(row.changes)} changes",
         flush=True,
     )
 
