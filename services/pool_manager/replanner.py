@@ -7,6 +7,7 @@ import sys
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import cast
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -34,8 +35,13 @@ class ChildReplanner:
             process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
         except OSError as error:
             raise Unavailable(f"the search cannot be started: {error.strerror}") from None
+        stdin = cast(asyncio.StreamWriter, process.stdin)
         try:
-            out, err = await process.communicate(_questions().dump_json(question))
+            # Where it has ended already, uvloop refuses to write. Then its status says what is wrong.
+            with suppress(OSError, RuntimeError):
+                stdin.write(_questions().dump_json(question))
+                stdin.close()
+            out, err = await process.communicate()
         finally:
             if process.returncode is None:
                 with suppress(ProcessLookupError):

@@ -2,12 +2,15 @@
 
 import asyncio
 import json
+import shutil
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 
 from tests.unit.cli.plan.plans import placement, plan_of, written
 from triptych.domain.decision import Bounds
@@ -262,6 +265,27 @@ async def test_a_search_in_a_process_of_its_own_says_what_is_wrong(tmp_path: Pat
     question = PlanQuestion((), Mix(TEXT), 1.0, frozenset({Kind(Role.PD)}), {"": 2}, True, 0.1)
     with pytest.raises(Unavailable, match=r"the search ended with status 2: .*plan.json"):
         await ChildReplanner(path).search(question)
+
+
+@pytest.mark.slow
+def test_a_search_that_ends_before_it_is_asked_says_its_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", shutil.which("false"))
+    question = PlanQuestion((), Mix(TEXT), 1.0, frozenset({Kind(Role.PD)}), {"": 2}, True, 0.1)
+
+    async def keep_the_loop_busy() -> None:
+        while True:
+            time.sleep(0.02)  # noqa: ASYNC251 - as a manager on a busy machine
+            await asyncio.sleep(0)
+
+    async def main() -> None:
+        async with asyncio.TaskGroup() as group:
+            busy = group.create_task(keep_the_loop_busy())
+            for _ in range(5):
+                with pytest.raises(Unavailable, match="the search ended with status 1"):
+                    await ChildReplanner(tmp_path / "plan.json").search(question)
+            busy.cancel()
+
+    uvloop.run(main())
 
 
 async def test_a_manager_does_not_start_with_a_plan_that_cannot_be_followed(tmp_path: Path) -> None:
