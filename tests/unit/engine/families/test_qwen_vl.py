@@ -69,7 +69,8 @@ def encoder(model_type: str) -> QwenEncoder:
 
 
 def text(model_type: str) -> QwenDecoder:
-    model: Any = SimpleNamespace(dtype=torch.float32)
+    language = SimpleNamespace(config=transformers.Qwen2Config())
+    model: Any = SimpleNamespace(dtype=torch.float32, language_model=language)
     return QwenDecoder(model, checkpoint(model_type))
 
 
