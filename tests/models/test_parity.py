@@ -87,7 +87,7 @@ def test_answers_equal_generate(served: Case, results: dict[str, dict[str, Any]]
 
 def test_sixteen_at_once(served: Case, results: dict[str, dict[str, Any]]) -> None:
     asked = questions(served, AT_ONCE) | mixed(served)
-    engine = served.engine(max_sequences=AT_ONCE)
+    engine = served.engine(max_sequences=AT_ONCE, kv=KvOptions(border_tokens=8))
     outputs: list[EngineOutput] = []
     for name, question in asked.items():
         engine.add(served.request(name, question, ANSWER_TOKENS))

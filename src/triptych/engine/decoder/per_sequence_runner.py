@@ -59,8 +59,12 @@ class PerSequenceModelRunner:
 
     @property
     def is_divisible(self) -> bool:
-        """Whether a part of a prompt needs nothing that only the whole one has."""
-        if turns_long(self._decoder.config):
+        """Whether a part of a prompt needs nothing that only the whole one has.
+
+        Attention that chooses its keys by scores (``index_topk``) would choose others where two are nearly equal: a part is rounded otherwise.
+        """
+        config = self._decoder.config
+        if turns_long(config) or getattr(config.get_text_config(), "index_topk", None) is not None:
             return False
         return not isinstance(self._adapter, UnprovenDecoderAdapter) or self._adapter.is_packable
 
