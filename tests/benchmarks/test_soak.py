@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -52,6 +53,8 @@ def test_a_process_whose_parent_has_ended_is_left_over(monkeypatch: pytest.Monke
     started = subprocess.run([sys.executable, "-c", start], capture_output=True, text=True, check=True)
     orphan = psutil.Process(int(started.stdout))
     try:
+        while soak.MARK not in orphan.environ():  # empty until the kernel has laid out the program
+            time.sleep(0.001)
         assert [failure["error"] for failure in soak.left_over(shared, mark, 0.1).failures] == ["sleep 600"]
         assert soak.left_over(shared, "of another soak", 0.1).failures == []
     finally:
