@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from math import ceil
-from typing import Protocol
+from typing import Any, ClassVar, Protocol
 
 from triptych.domain.chat import Tokenized, ToolCall
 from triptych.domain.generation import (
@@ -89,16 +89,37 @@ class Form(Protocol):
         ...
 
 
-class ChatForm:
-    """Chat completions. JSON is written in ASCII, as some clients split lines at Unicode line separators."""
+class _CompletionsForm:
+    """What chat completions and plain ones have in common."""
+
+    _prefix: ClassVar[str]
+    """How ids of answers begin."""
 
     def __init__(self, request_id: str, model: str, created: int, *, include_usage: bool, logprobs: bool) -> None:
-        self._id = CHAT_PREFIX + request_id
+        self._id = self._prefix + request_id
         self._model = model
         self._created = created
         self._include_usage = include_usage
         self._logprobs = logprobs
-        self._opening = self._closing = b""
+
+    def end(self, usage: Usage) -> bytes:
+        """With the usage, if the request asked for it."""
+        return (_event({**self._around([]), "usage": usage_body(usage)}) if self._include_usage else b"") + DONE
+
+    def failed(self, error: TriptychError) -> bytes:
+        """Without [DONE]."""
+        return _event(error_body(error))
+
+    def _around(self, choices: list[Any]) -> Mapping[str, object]:
+        """A chunk with these choices."""
+        raise NotImplementedError
+
+
+class ChatForm(_CompletionsForm):
+    """Chat completions. JSON is written in ASCII, as some clients split lines at Unicode line separators."""
+
+    _prefix = CHAT_PREFIX
+    _opening = _closing = b""
 
     def whole(self, whole: Sequence[WholeChoice], usage: Usage) -> api.ChatCompletion:
         choices: list[api.ChatChoice] = [
@@ -153,14 +174,6 @@ class ChatForm:
     def finish(self, event: ChoiceFinished) -> bytes:
         return self._plain(event.choice, b"{}", b'"%b"' % event.reason.value.encode())
 
-    def end(self, usage: Usage) -> bytes:
-        """With the usage, if the request asked for it."""
-        return (_event({**self._around([]), "usage": usage_body(usage)}) if self._include_usage else b"") + DONE
-
-    def failed(self, error: TriptychError) -> bytes:
-        """Without [DONE]."""
-        return _event(error_body(error))
-
     def _plain(self, index: int, delta: bytes, reason: bytes = b"null") -> bytes:
         """The same bytes as ``_chunk`` for a choice without logprobs, from the template."""
         choice = b'"index":%d,"delta":%b,"logprobs":null,"finish_reason":%b' % (index, delta, reason)
@@ -192,15 +205,13 @@ class ChatForm:
         return chunk
 
 
-class CompletionForm:
+class CompletionForm(_CompletionsForm):
     """Plain completions; a chunk has the same type as a complete answer."""
 
+    _prefix = COMPLETION_PREFIX
+
     def __init__(self, request_id: str, model: str, created: int, *, include_usage: bool, logprobs: bool) -> None:
-        self._id = COMPLETION_PREFIX + request_id
-        self._model = model
-        self._created = created
-        self._include_usage = include_usage
-        self._logprobs = logprobs
+        super().__init__(request_id, model, created, include_usage=include_usage, logprobs=logprobs)
         self._offsets: dict[int, int] = {}
 
     def whole(self, whole: Sequence[WholeChoice], usage: Usage) -> api.Completion:
@@ -228,14 +239,6 @@ class CompletionForm:
 
     def finish(self, event: ChoiceFinished) -> bytes:
         return self._chunk(self._choice(event.choice, "", (), event.reason.value))
-
-    def end(self, usage: Usage) -> bytes:
-        """With the usage, if the request asked for it."""
-        return (_event({**self._around([]), "usage": usage_body(usage)}) if self._include_usage else b"") + DONE
-
-    def failed(self, error: TriptychError) -> bytes:
-        """Without [DONE]."""
-        return _event(error_body(error))
 
     def _chunk(self, choice: api.CompletionChoice) -> bytes:
         chunk = self._around([choice])

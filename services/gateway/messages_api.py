@@ -1,7 +1,5 @@
 """Requests of Anthropic's Messages API, read into the same form as chats."""
 
-from typing import Any
-
 from triptych.domain.chat import ToolCall, ToolChoice
 from triptych.domain.media import Modality
 from triptych.errors import InvalidRequest
@@ -14,7 +12,6 @@ from .messages_models import (
     CountTokensRequest,
     ImageBlock,
     MessagesRequest,
-    MessagesTool,
     ResultBlock,
     TextBlock,
     ThinkingBlock,
@@ -53,7 +50,7 @@ def parse_messages(body: bytes | bytearray, max_item_bytes: int) -> ParsedReques
 
 
 def parse_count_tokens(body: bytes | bytearray, max_item_bytes: int) -> ParsedRequest:
-    """As ``parse_messages``, of ``POST /v1/messages/count_tokens``."""
+    """Parse the body of ``POST /v1/messages/count_tokens``. Raises what ``parse_messages`` raises."""
     return with_blobs(body, lambda extracted, limit: _messages(extracted, limit, CountTokensRequest), max_item_bytes)
 
 
@@ -70,8 +67,6 @@ def _messages(extracted: ExtractedBody, max_item_bytes: int, model: type[CountTo
     if request.messages[-1].role == "assistant":
         param = f"messages[{len(request.messages) - 1}]"
         raise InvalidRequest(f"{param}: an answer that goes on with a message is not supported", param=param)
-    for index in range(len(request.tools or ())):
-        turns.fields[f"tools[{index}].function.parameters"] = f"tools[{index}].input_schema"
     choice, thinking, output = request.tool_choice, request.thinking, request.output_config
     shown = request.tools if request.tools and not (choice and choice.type == "none") else []
     generates = request if isinstance(request, MessagesRequest) else None
@@ -87,7 +82,7 @@ def _messages(extracted: ExtractedBody, max_item_bytes: int, model: type[CountTo
             else None,
         ),
         stream=generates is not None and bool(generates.stream),
-        tools=json_text([_chat_tool(tool) for tool in shown], "tools") if shown else "",
+        tools=turns.functions(shown, "input_schema"),
         tool_choice=_tool_choice(request),
         cache_salt=(generates.cache_salt if generates else None) or "",
         template_kwargs=template_kwargs(
@@ -137,11 +132,6 @@ def _read_block(turns: Turns, block: UserBlock | AssistantBlock | ResultBlock, p
             turns.think(text)
         case ToolUseBlock(id=call_id, name=name, input=given):
             turns.call(ToolCall(call_id, name, json_text(given, f"{param}.input")), f"{param}.input")
-
-
-def _chat_tool(tool: MessagesTool) -> dict[str, Any]:
-    given = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
-    return {"type": "function", "function": {name: value for name, value in given.items() if value is not None}}
 
 
 def _tool_choice(request: CountTokensRequest) -> ToolChoice:

@@ -15,7 +15,6 @@ from .openai_api import (
     ParsedRequest,
     document_of,
     json_schema,
-    json_text,
     named,
     sampling_of,
     template_kwargs,
@@ -108,8 +107,6 @@ def _responses(extracted: ExtractedBody, max_item_bytes: int) -> ParsedResponses
         turns.text(request.input)
     for index, item in enumerate(request.input if not isinstance(request.input, str) else ()):
         _read_item(turns, item, f"input[{index}]")
-    for index in range(len(request.tools or ())):
-        turns.fields[f"tools[{index}].function.parameters"] = f"tools[{index}].parameters"
     shown = request.tools if request.tools and request.tool_choice != "none" else []
     logprobs = request.top_logprobs
     if logprobs is None and _LOGPROBS in (request.include or ()):
@@ -125,7 +122,7 @@ def _responses(extracted: ExtractedBody, max_item_bytes: int) -> ParsedResponses
             special_tokens=request.skip_special_tokens is False,
         ),
         stream=bool(request.stream),
-        tools=json_text([_chat_tool(tool) for tool in shown], "tools") if shown else "",
+        tools=turns.functions(shown, "parameters"),
         tool_choice=_tool_choice(request),
         cache_salt=request.cache_salt or "",
         priority=request.priority or 0,
@@ -191,11 +188,6 @@ def _read_content(turns: Turns, content: InputContent, param: str) -> None:
                 turns.item(Modality.AUDIO, audio.data, f"{param}[{place}].input_audio.data", inline=True)
             case InputText(text=text):
                 turns.text(text)
-
-
-def _chat_tool(tool: ResponsesTool) -> dict[str, Any]:
-    given = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-    return {"type": "function", "function": {name: value for name, value in given.items() if value is not None}}
 
 
 def _tool_choice(request: ResponsesRequest) -> ToolChoice:

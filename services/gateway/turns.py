@@ -1,15 +1,16 @@
 """Collects the messages of a request in another form than chat's, and where each comes from."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from triptych.domain.chat import MediaPart, Message, Part, SpeakerRole, TextPart, ToolCall
 from triptych.domain.media import Modality
 from triptych.errors import InvalidRequest
 
 from .blobs import ExtractedBody
-from .openai_api import Remote, check_number_of_parts, inline_item, item_at
+from .openai_api import Remote, check_number_of_parts, inline_item, item_at, json_text
 from .openai_models import MAX_MESSAGES
 
 _MESSAGE = re.compile(r"^messages\[(\d+)\]")
@@ -80,6 +81,16 @@ class Turns:
         turn = self._turns[-1]
         self.fields[f"messages[{len(self._turns) - 1}].tool_calls[{len(turn.calls)}].function.arguments"] = param
         turn.calls.append(call)
+
+    def functions(self, tools: Sequence[Any], parameters: str) -> str:
+        """Functions as the tools of chats, JSON; empty for none. ``parameters`` is their field with the schema. Raises InvalidRequest."""
+        written = []
+        for place, tool in enumerate(tools):
+            self.fields[f"tools[{place}].function.parameters"] = f"tools[{place}].{parameters}"
+            given = {"name": tool.name, "description": tool.description, "parameters": getattr(tool, parameters)}
+            function = {name: value for name, value in given.items() if value is not None}
+            written.append({"type": "function", "function": function})
+        return json_text(written, "tools") if written else ""
 
     def think(self, text: str) -> None:
         self._turns[-1].thoughts.append(text)

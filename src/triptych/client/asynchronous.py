@@ -502,24 +502,25 @@ def _check_nbytes(nbytes: int) -> None:
 def _tools(tools: Sequence[Mapping[str, Any]]) -> str:
     if not isinstance(tools, list | tuple) or not all(isinstance(tool, Mapping) for tool in tools):
         raise errors.InvalidRequest("tools is a list of tools, each a mapping", param="tools")
-    try:
-        return json.dumps(list(tools)) if tools else ""
-    except (TypeError, ValueError, RecursionError) as error:
-        raise errors.InvalidRequest(f"tools cannot be written as JSON: {error}", param="tools") from None
+    return _json("tools", list(tools)) if tools else ""
 
 
 def _template_kwargs(given: Any) -> str:
     if not isinstance(given, Mapping):
         raise checks.wrong("template_kwargs", 'a mapping, as {"enable_thinking": False}', given)
-    try:
-        written = json.dumps(dict(given), ensure_ascii=False) if given else ""
-    except (TypeError, ValueError, RecursionError) as error:
-        reason = f"template_kwargs cannot be written as JSON: {error}"
-        raise errors.InvalidRequest(reason, param="template_kwargs") from None
+    written = _json("template_kwargs", dict(given), ensure_ascii=False) if given else ""
     if len(written) > MAX_TEMPLATE_KWARGS_CHARS:
         reason = f"template_kwargs have {len(written)} characters of JSON, the limit is {MAX_TEMPLATE_KWARGS_CHARS}"
         raise errors.InvalidRequest(reason, param="template_kwargs")
     return checks.text("template_kwargs", written)
+
+
+def _json(name: str, value: Any, *, ensure_ascii: bool = True) -> str:
+    """A parameter as JSON. Raises InvalidRequest."""
+    try:
+        return json.dumps(value, ensure_ascii=ensure_ascii)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise errors.InvalidRequest(f"{name} cannot be written as JSON: {error}", param=name) from None
 
 
 def _tool_choice(choice: Any) -> ToolChoice:

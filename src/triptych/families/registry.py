@@ -65,14 +65,19 @@ def load_family(files: ModelFiles, process: StartProcessing) -> Family:
         raise BadModel(f"{_unknown(files)}. Nor can its processor in transformers serve it: {error}") from error
 
 
+def model_plugin(group: str, model_type: str) -> object | None:
+    """What a plug-in offers in a group for a type of models. Raises BadModel for one that cannot be used."""
+    try:
+        return plugin(group, model_type)
+    except BadPlugin as error:
+        raise BadModel(str(error)) from error
+
+
 def _family_class(model_type: str) -> type[WrittenFamily] | None:
     """Raises BadModel for a plug-in that cannot be used."""
     if model_type in FAMILIES:
         return FAMILIES[model_type]
-    try:
-        family = plugin(PLUGINS, model_type)
-    except BadPlugin as error:
-        raise BadModel(str(error)) from error
+    family = model_plugin(PLUGINS, model_type)
     if family is not None and not callable(getattr(family, "load", None)):
         raise BadModel(f"{model_type!r} of a plug-in is no family, but {family!r}")
     return cast("type[WrittenFamily] | None", family)

@@ -22,7 +22,7 @@ from triptych.engine.families.voxtral import VoxtralEncoder
 from triptych.engine.families.whisper import WhisperDecoder, WhisperEncoder
 from triptych.families.generic import GenericFamily
 from triptych.families.model_files import BadModel
-from triptych.plugins import BadPlugin, plugin
+from triptych.families.registry import model_plugin
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +60,7 @@ def adapters_of(checkpoint: Checkpoint) -> Adapters:
     model_type = checkpoint.files.model_type
     if model_type in ADAPTERS:
         return ADAPTERS[model_type]
-    try:
-        adapters = plugin("triptych.adapters", model_type)
-    except BadPlugin as error:
-        raise BadModel(str(error)) from error
+    adapters = model_plugin("triptych.adapters", model_type)
     if not isinstance(adapters, Adapters):
         raise BadModel(
             f"no engine for model_type {model_type!r}; there are: {', '.join(sorted(ADAPTERS))}. To add one, write classes "

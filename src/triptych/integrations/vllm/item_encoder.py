@@ -101,7 +101,7 @@ class ItemEncoder:
 
     def _beside(self, item: MediaItem, made: MultiModalKwargsItem, specs: Sequence[TensorSpec]) -> list[torch.Tensor]:
         """The item's small tensors, from vLLM's processor, or from transformers' for a blank item of its size."""
-        known = {name: value for name, value in made.get_data().items() if isinstance(value, torch.Tensor)}
+        known = tensors_of(made.get_data())
         if any(not _fits(known.get(spec.name), spec) for spec in specs):
             if not isinstance(self._family, GenericFamily) or self._own is None:
                 raise ValueError(f"vLLM's processor does not make {', '.join(spec.name for spec in specs)}")
