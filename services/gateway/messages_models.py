@@ -52,7 +52,7 @@ class ToolUseBlock(Keeping):
 
 
 class ThinkingBlock(Keeping):
-    """What the model thought: shown to it if its chat template does so."""
+    """Reasoning of an earlier answer. The chat template decides whether the model sees it."""
 
     type: Literal["thinking"]
     thinking: str
@@ -134,7 +134,7 @@ MessagesTools = TypeAliasType("MessagesTools", Annotated[list[MessagesTool], Fai
 class MessagesToolChoice(Keeping):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = Field(default=None, min_length=1, max_length=MAX_TOOL_NAME_CHARS)
-    """Of the tool to call, for type tool."""
+    """Name of the tool that must be called; with type tool only."""
     disable_parallel_tool_use: bool | None = None
 
 

@@ -127,7 +127,7 @@ class ParsedRequest:
 
     @property
     def choices(self) -> int:
-        """Of all prompts."""
+        """Number of choices of all prompts together."""
         return self.sampling.n * (1 + len(self.further))
 
     def with_media(self, media: Sequence[bytes]) -> "ParsedRequest":

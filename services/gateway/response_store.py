@@ -24,7 +24,7 @@ class StoreLimits:
     max_stored_bytes: int = 256 << 20
     """Most bytes of stored responses, with the images of their requests."""
     stored_response_s: float = 3600.0
-    """How long a response stays stored after its last use."""
+    """Time after its last use for which a response is stored."""
 
     def __post_init__(self) -> None:
         for name in ("max_stored_responses", "max_stored_bytes", "stored_response_s"):

@@ -112,7 +112,7 @@ ReasoningTexts = TypeAliasType("ReasoningTexts", Annotated[list[ReasoningText], 
 
 
 class InputReasoning(Keeping):
-    """What the model thought: shown to it if its chat template does so."""
+    """Reasoning of an earlier answer. The chat template decides whether the model sees it."""
 
     type: Literal["reasoning"]
     content: ReasoningTexts | None = None

@@ -16,7 +16,7 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 _FAILED, _UNAVAILABLE = 500, 503
 _GENERATION_FAILED = "Internal server error"
-"""VLLM's message for a request that has failed alone; failures of its engine have others."""
+"""Message of vLLM for a request that has failed alone; failures of its engine have others."""
 _ERROR = {
     "message": "the request failed alone; the server's log has the reason. If it has items, resolve them and send it again",
     "type": "ServiceUnavailableError",
